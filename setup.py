@@ -1,6 +1,9 @@
 """Which C files are compiled, and with which flags; what is said when they cannot be. Metadata and tools are in
 pyproject.toml."""
 
+import contextlib
+import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -8,9 +11,11 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 import numpy
 from setuptools import Extension, setup
@@ -42,16 +47,23 @@ if sysconfig.get_platform().endswith("x86_64"):
 compile_args.append("-pthread")
 link_args = ["-pthread"]
 if sys.platform != "darwin":
-    # OpenMP's functions are bound together at import: else some could come from one library, others from a later imported
-    # PyTorch.
+    # OpenMP's functions are bound together at import: else some could come from one library, others from a later
+    # imported PyTorch.
     link_args += ["-Wl,-z,now", "-ldl"]
 if os.environ.get("SELFATTN_WERROR"):
     compile_args.append("-Werror")
 if sanitizers := os.environ.get("SELFATTN_SANITIZE"):
-    # Fewer inlined kernels, or one file compiles for ten minutes (csrc/simd/macros.h).
-    compile_args += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-    compile_args += ["-g1", "-O1", "-DSA_PARTS_APART"]
+    compile_args += [
+        f"-fsanitize={sanitizers}",
+        "-fno-sanitize-recover=all",
+        "-fno-omit-frame-pointer",
+        "-g1",
+    ]
     link_args.append(f"-fsanitize={sanitizers}")
+if sanitizers or os.environ.get("SELFATTN_QUICK_BUILD"):
+    # Fewer inlined kernels, which compile in a tenth of the time, with sanitizers of ten minutes, and run slower
+    # (csrc/simd/macros.h).
+    compile_args += ["-O1", "-DSA_PARTS_APART"]
 
 # Compiler and linker flags for OpenMP. ThreadSanitizer does not understand its library.
 OPENMP = [(["-fopenmp"], ["-fopenmp"])]
@@ -94,33 +106,125 @@ NEEDS = [
 ]
 
 
+# Variables that change what a compiler does.
+VARIABLES = (
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "COMPILER_PATH",
+    "GCC_EXEC_PREFIX",
+    "MACOSX_DEPLOYMENT_TARGET",
+    "SDKROOT",
+)
+
+
+class Objects:
+    """Compiles a file unless its object of an earlier build has the same command and was made of the same bytes.
+
+    A record next to the object has hashes of the command, of every file that the compiler read, and of the object. It
+    is removed before the compiler begins and written after it has ended. Times do not count, nor does where NumPy is:
+    pip puts it in another folder for each build.
+    """
+
+    def __init__(self, compiler: Any, version: str) -> None:
+        self.compile_files = compiler.compile
+        self.compiler = compiler
+        self.version = version
+        self.hashes: dict[str, str] = {}
+        # Before the compiler reads them: what is edited meanwhile is compiled again in the next build.
+        for path in [*sources, *headers]:
+            self.hash(path)
+
+    def hash(self, path: str) -> str:
+        """Return the hash of a file's bytes when it was first asked for; "" if the file cannot be read."""
+        if path not in self.hashes:
+            try:
+                content = Path(path.replace("NUMPY", numpy.get_include(), 1)).read_bytes()
+                self.hashes[path] = hashlib.sha256(content).hexdigest()
+            except OSError:
+                self.hashes[path] = ""
+        return self.hashes[path]
+
+    def made_of(self, files: list[str], command: str, made: Path) -> dict[str, Any]:
+        """Return a record, as it is if the object is made of these files as they are now."""
+        names = {os.path.basename(path) for path in files}
+        return {
+            "command": command,
+            "files": {path: self.hash(path) for path in files},
+            # A new one could be found before the one that was read.
+            "headers of these names": [path for path in sorted(headers) if os.path.basename(path) in names],
+            "object": hashlib.sha256(made.read_bytes()).hexdigest(),
+        }
+
+    def compile(self, file: str, **options: Any) -> str:
+        """Return the path of a file's object."""
+        made = Path(self.compiler.object_filenames([file], output_dir=options["output_dir"])[0])
+        record, read = made.with_suffix(".json"), made.with_suffix(".d")
+        options.pop("depends")  # all headers
+        settings = [self.compiler.compiler_so, self.compiler.include_dirs, options, self.version]
+        settings += [os.environ.get(name) for name in VARIABLES]
+        command = repr(settings).replace(numpy.get_include(), "NUMPY")
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            before = json.loads(record.read_text(encoding="utf-8"))
+            if before == self.made_of(list(before["files"]), command, made):
+                return str(made)
+        record.unlink(missing_ok=True)
+        options["extra_postargs"] = [*(options["extra_postargs"] or []), "-MD", "-MF", str(read)]
+        self.compile_files([file], **options)
+        words = shlex.split(read.read_text(encoding="utf-8").replace("\\\n", " ").partition(": ")[2])
+        after = self.made_of([word.replace(numpy.get_include(), "NUMPY") for word in words], command, made)
+        if all(after["files"].values()):
+            written = made.with_suffix(".new")
+            written.write_text(json.dumps(after, indent=1), encoding="utf-8")
+            written.replace(record)
+        return str(made)
+
+
+@contextlib.contextmanager
+def alone(folder: str) -> Iterator[None]:
+    """Wait until no other build uses a folder of objects."""
+    import fcntl  # which Windows lacks
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with open(Path(folder, "lock"), "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 class BuildExt(build_ext):
-    """Compiles files at the same time, and copies the built extension next to the sources: Python started in a checkout
-    imports the package from there."""
+    """Compiles what has changed, files at the same time, and copies the built extension next to the sources: Python
+    started in a checkout imports the package from there."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.force = True  # to link: Objects knows what to compile
+        if self.editable_mode:  # pip's folder for objects goes after each build
+            tag = sys.implementation.cache_tag + ("t" if sysconfig.get_config_var("Py_GIL_DISABLED") else "")
+            self.build_temp = f"build/temp.{self.plat_name}-{tag}"
 
     def build_extensions(self) -> None:
-        self.say_what_is_missing()
+        version = self.say_what_is_missing()
         self.use_openmp()
-        compile_files = self.compiler.compile
+        objects = Objects(self.compiler, version)
 
-        def compile_side_by_side(files: list[str], **options: object) -> list[str]:
+        def compile_side_by_side(files: list[str], **options: Any) -> list[str]:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                objects = pool.map(lambda file: compile_files([file], **options), files)
-                return [path for paths in objects for path in paths]
+                return list(pool.map(lambda file: objects.compile(file, **options), files))
 
         self.compiler.compile = compile_side_by_side
-        super().build_extensions()
+        with alone(self.build_temp):
+            super().build_extensions()
 
-    def say_what_is_missing(self) -> None:
-        """End with one line, in place of the compiler's many, if something that a build needs is not there."""
+    def say_what_is_missing(self) -> str:
+        """Return the compiler's version. End with one line, in place of the compiler's many, if something that a build
+        needs is not there."""
         command = list(self.compiler.compiler_so)
         known = {"compiler": shlex.join(command[:1]), "python": sysconfig.get_python_version(), "version": ""}
         try:
             done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
         except OSError:
             raise SystemExit(
-                f"selfattn cannot be built: there is no C compiler '{known['compiler']}'. Install GCC 12 or Clang 14, or "
-                "later (Debian: gcc), or name yours: CC=…"
+                f"selfattn cannot be built: there is no C compiler '{known['compiler']}'. Install GCC 12 or Clang 14, "
+                "or later (Debian: gcc), or name yours: CC=…"
             ) from None
         known["version"] = done.stdout.partition("\n")[0]
         include = [f"-I{path}" for path in [*self.compiler.include_dirs, *self.include_dirs]]
@@ -131,6 +235,7 @@ class BuildExt(build_ext):
                 check = [*command, *compile_args, *include, str(source), "-fsyntax-only"]
                 if subprocess.run(check, capture_output=True, check=False).returncode != 0:
                     raise SystemExit(f"selfattn cannot be built: {message.format(**known)}.")
+        return done.stdout
 
     def use_openmp(self) -> None:
         """Build with OpenMP if a test program compiles and links with it; otherwise print one line."""

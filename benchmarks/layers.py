@@ -1,186 +1,197 @@
-"""TransformerEncoder and Linear, against PyTorch's and NumPy's product.
+"""Layers and training: encoders, linear layers, a training step of a GPT.
 
-Encoders have 2 layers, a feed-forward network four times as wide, heads of 32 columns, and ``batch_first``, without which
-PyTorch does not use its fast path. "train" has dropout 10 %, the default of both; "eval" has none.
+Encoders have 2 layers, a feed-forward network four times as wide, heads of 32 columns, and ``batch_first``, without
+which PyTorch does not use its fast path. "train" is forward and backward with dropout 0.1, the default of both; "eval"
+the same without dropout; "forward" without gradients. "gpt" is loss, gradients and AdamW of 4 layers and 4 heads on 65
+letters; PyTorch's is written like nanoGPT. PyTorch gets selfattn's weights. ``vs 1 thread`` is selfattn's time on one
+thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from selfattn.benchmarks.app import listed, new_parser, one_of
-from selfattn.benchmarks.turns import Array, Prepare, Row, Spelling
+import selfattn as sa
+from benchmarks.peers import Peer, Row, calling, largest_difference
+from selfattn import nn, optim
 
-from . import shared
-
-LAYERS, HEAD_WIDTH = 2, 32
+LETTERS = 65
 TOLERANCE = 2e-4  # the largest difference of float32 results of size 1, sums of up to 3072 terms
-KINDS = ("train", "eval", "forward", "linear")
-SIZES = ((64, 64, 16), (128, 128, 32), (384, 64, 32), (768, 128, 8))
-LINEAR = ((384, 1536), (768, 768), (64, 64))
-ROWS = (1, 16, 256, 4096)
+PEERS = ("torch",)
+ENCODERS = ((64, 64, 16), (128, 128, 32), (384, 64, 32), (768, 128, 8))
+# The sizes of each suite: width, tokens, sequences.
+SUITES = {
+    **dict.fromkeys(("train", "eval", "forward"), ENCODERS),
+    "linear": ((64, 1024), (384, 1), (384, 26), (384, 1024)),
+    "gpt": ((64, 64, 16), (128, 128, 32)),
+}
 
 
-@dataclass(frozen=True)
-class Case(shared.Case):
-    """A pass of an encoder in a mode, or of a linear layer with ``tokens`` rows."""
+class Case(NamedTuple):
+    """A layer or a model, and what it takes; a linear layer is four times as wide at its end."""
 
-    kind: str  # "train" or "eval": forward and gradients; "forward": in eval mode; "linear": forward
+    kind: str
     width: int
     tokens: int
     batch: int = 1
-    out: int = 0  # the outputs of a linear layer
 
     @property
-    def label(self) -> str:
-        """The name of the case in the table."""
+    def work(self):
+        """The operations of the products, each with two more for its gradients."""
+        rows = float(self.batch * self.tokens)
         if self.kind == "linear":
-            return f"linear {self.width}x{self.out}, {self.tokens} rows"
-        return f"{self.kind} d={self.width}, {self.batch} x {self.tokens}"
-
-    @property
-    def flops(self) -> float:
-        """The operations of the products; each forward product has two for its gradients."""
-        rows = self.batch * self.tokens
-        if self.kind == "linear":
-            return 2.0 * rows * self.width * self.out
-        forward = LAYERS * (24.0 * rows * self.width**2 + 4.0 * rows * self.tokens * self.width)
+            return 8 * rows * self.width**2
+        layers, pairs = (4, 2) if self.kind == "gpt" else (2, 4)  # a GPT is causal; its head is not counted
+        forward = layers * rows * self.width * (24 * self.width + pairs * self.tokens)
         return forward * (1 if self.kind == "forward" else 3)
 
-    def inputs(self) -> tuple[Array, Array]:
-        """Draw the input and the gradient of the output, or the weight of a linear layer."""
-        rng = np.random.default_rng(0)
+    def draw(self):
+        """Draw rows, and their gradient."""
+        drawn = np.random.default_rng(0).standard_normal((2, self.batch, self.tokens, self.width), np.float32)
+        return drawn[0], drawn[1]
+
+    def ids(self):
+        """Draw contexts with the letter after each."""
+        return np.random.default_rng(0).integers(0, LETTERS, (self.batch, self.tokens + 1))
+
+    def model(self):
+        """Make selfattn's model, whose weights all libraries get."""
+        if self.kind == "gpt":
+            return nn.GPT(LETTERS, self.width, 4, 4, self.tokens, rng=0)
         if self.kind == "linear":
-            x = rng.standard_normal((self.tokens, self.width), np.float32)
-            return x, rng.standard_normal((self.out, self.width), np.float32) / np.float32(self.width**0.5)
-        shape = (self.batch, self.tokens, self.width)
-        return rng.standard_normal(shape, np.float32), rng.standard_normal(shape, np.float32)
+            return nn.Linear(self.width, 4 * self.width, rng=0)
+        layer = nn.TransformerEncoderLayer(
+            self.width, self.width // 32, 4 * self.width, batch_first=True, rng=0
+        )
+        return nn.TransformerEncoder(layer, 2).eval()
 
 
-def cases_of(kinds: Sequence[str], sizes: Sequence[tuple[int, ...]], quick: bool) -> list[Case]:
-    """Return the cases of some kinds; the sizes are those of the encoders."""
-    sizes, linear, rows = (sizes[:1], LINEAR[-1:], ROWS[:2]) if quick else (sizes, LINEAR, ROWS)
-    found = [Case(kind, *size) for kind in kinds if kind != "linear" for size in sizes]
-    if "linear" in kinds:
-        found += [Case("linear", width, n, out=out) for width, out in linear for n in rows]
-    return found
+def _stepping(step):
+    """Return a training step; the losses of the second and the third are compared."""
+    return calling(step, lambda _: np.array([step(), step()]))
 
 
-def weights_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Draw an encoder's weights, the same for every library: norms near one, products that keep the variance."""
-    rng = np.random.default_rng(1)
-    weights = {}
-    for name in sorted(shapes):
-        drawn = rng.standard_normal(shapes[name], np.float32)
-        if drawn.ndim == 1:
-            weights[name] = drawn * np.float32(0.1) + np.float32("norm" in name and "weight" in name)
-        else:
-            weights[name] = drawn / np.float32(drawn.shape[1] ** 0.5)
-    return weights
+def _both(both, model, kind):
+    """Return a pass with its gradient, which are compared without dropout."""
+    result = np.stack([np.asarray(each) for each in both()])
+    model.train(kind == "train")
+    return calling(both, lambda _: result)
 
 
-def _sample(array: Any, gradient: Any = None) -> Array:
-    arrays = [np.asarray(each).reshape(-1) for each in (array, gradient) if each is not None]
-    return np.concatenate([each[:: max(1, each.size // 500)][:500] for each in arrays])
-
-
-def output_and_gradient(result: Array, own: Array) -> float:
+def output_and_gradient(result, own):
     """Compare outputs by the greatest difference, and gradients by the median one.
 
-    Where an input of ReLU is 0 up to rounding, its gradient may be 0 in only one library; then all gradients of that sequence differ,
-    by 1e-3 to 5e-2, also from float64's.
+    Where an input of ReLU is 0 up to rounding, its gradient may be 0 in only one library; then all gradients of that
+    sequence differ, by 1e-3 to 5e-2, also from float64's.
     """
-    (y, own_y), (dy, own_dy) = zip(np.split(result, 2), np.split(own, 2), strict=True)
-    return float(max(np.max(np.abs(y - own_y)), np.median(np.abs(dy - own_dy))))
+    outputs, gradients = np.split(np.abs(result - own), 2)
+    return float(max(np.max(outputs), np.median(gradients)))
 
 
-def _both(both: Callable[[], tuple[Any, Any]], model: Any, kind: str) -> list[Spelling]:
-    """Return a pass with its gradient; it is compared without dropout, before the mode is set."""
-    result = _sample(*both())
-    model.train(kind == "train")
-    return [shared.called(both, lambda _: result)]
-
-
-def _selfattn(case: Case, threads: int) -> list[Spelling]:
-    import selfattn as sa
-    from selfattn import nn
-
+def selfattn(case, threads):
+    """Prepare selfattn's layer or model."""
     sa.set_num_threads(threads)
-    x, dy = case.inputs()
+    x, dy = case.draw()
+    model, ids = case.model(), case.ids()
+    if case.kind in ("forward", "linear"):
+        return calling(partial(model, x))
+    if case.kind in ("train", "eval"):
+
+        def both():
+            y, pullback = model.vjp(x)
+            return y, pullback(dy)[0]
+
+        return _both(both, model, case.kind)
+    optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step():
+        loss, pullback = model.loss_vjp(ids)
+        optimizer.step(pullback(1.0))
+        return float(loss)
+
+    return _stepping(step)
+
+
+def torch(case, threads):
+    """Prepare PyTorch's; functions of tensors, which are faster than modules, but for encoders."""
+    library = import_module("torch")
+    library.set_num_threads(threads)
+    f, alone = library.nn.functional, library.inference_mode()
+    x, dy = map(library.from_numpy, case.draw())
+    own = case.model()
+    p = {name: library.from_numpy(array) for name, array in own.state_dict().items()}
     if case.kind == "linear":
-        linear = nn.Linear(case.width, case.out)
-        linear.load_state_dict({"weight": dy, "bias": np.zeros(case.out, np.float32)})
-        return [shared.called(lambda: linear(x), _sample)]
-    heads = case.width // HEAD_WIDTH
-    layer = nn.TransformerEncoderLayer(case.width, heads, 4 * case.width, batch_first=True, rng=0)
-    model = nn.TransformerEncoder(layer, LAYERS).eval()
-    model.load_state_dict(weights_of({name: a.shape for name, a in model.parameters().items()}))
-    if case.kind == "forward":
-        return [shared.called(lambda: model(x), _sample)]
+        return calling(alone(partial(f.linear, x, **p)))
+    if case.kind in ("train", "eval", "forward"):
+        layer = library.nn.TransformerEncoderLayer(
+            case.width, case.width // 32, 4 * case.width, batch_first=True
+        )
+        model = library.nn.TransformerEncoder(layer, 2).eval()
+        model.load_state_dict(p)
+        if case.kind == "forward":
+            return calling(alone(partial(model, x)))
+        wrt = [x.requires_grad_(), *model.parameters()]  # selfattn returns the input's gradient too
 
-    def both() -> tuple[Any, Any]:
-        y, pullback = model.vjp(x)
-        return y, pullback(dy)[0]
+        def both():
+            y = model(x)
+            return y.detach(), library.autograd.grad(y, wrt, dy)[0]
 
-    return _both(both, model, case.kind)
+        return _both(both, model, case.kind)
 
+    def linear(x, name, form="{}.{}"):
+        return f.linear(x, p[form.format(name, "weight")], p[form.format(name, "bias")])
 
-def _torch(case: Case, threads: int) -> list[Spelling]:
-    torch: Any = import_module("torch")
-    torch.set_num_threads(threads)
-    x, dy = (torch.from_numpy(array) for array in case.inputs())
-    if case.kind == "linear":
-        linear, bias = torch.nn.functional.linear, torch.zeros(case.out)
-        return [shared.called(torch.inference_mode()(lambda: linear(x, dy, bias)), _sample)]
-    heads = case.width // HEAD_WIDTH
-    layer = torch.nn.TransformerEncoderLayer(case.width, heads, 4 * case.width, batch_first=True)
-    model = torch.nn.TransformerEncoder(layer, LAYERS).eval()
-    weights = weights_of({name: tuple(a.shape) for name, a in model.named_parameters()})
-    model.load_state_dict({name: torch.from_numpy(a) for name, a in weights.items()})
-    if case.kind == "forward":
-        return [shared.called(torch.inference_mode()(lambda: model(x)), _sample)]
-    wrt = [x.requires_grad_(), *model.parameters()]  # selfattn returns the input's gradient too
+    def norm(x, name):
+        return f.layer_norm(x, x.shape[-1:], p[f"{name}.weight"], p[f"{name}.bias"])
 
-    def both() -> tuple[Any, Any]:
-        y = model(x)
-        return y.detach(), torch.autograd.grad(y, wrt, dy)[0]
+    p = {name: tensor.requires_grad_() for name, tensor in p.items()}
+    ids, optimizer = library.from_numpy(case.ids()), library.optim.AdamW(p.values(), lr=1e-3, fused=True)
 
-    return _both(both, model, case.kind)
+    def loss_of_gpt():
+        x = p["token_embedding.weight"][ids[:, :-1]] + p["position_embedding.weight"]
+        for i in range(4):
+            name = f"layers.{i}"
+            joint = linear(norm(x, f"{name}.norm1"), f"{name}.self_attn.in_proj", "{}_{}")
+            qkv = joint.unflatten(2, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+            y = f.scaled_dot_product_attention(*qkv, is_causal=True).transpose(1, 2).flatten(2)
+            x = x + linear(y, f"{name}.self_attn.out_proj")
+            x = x + linear(f.gelu(linear(norm(x, f"{name}.norm2"), f"{name}.linear1")), f"{name}.linear2")
+        logits = f.linear(norm(x, "norm"), p["token_embedding.weight"])
+        return f.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
+    def step():
+        optimizer.zero_grad()
+        loss = loss_of_gpt()
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
 
-def _numpy(case: Case, threads: int) -> list[Spelling]:
-    x, weight = case.inputs()
-    bias = np.zeros(case.out, np.float32)
-    return [shared.called(lambda: x @ weight.T + bias, _sample)]
-
-
-ENGINES = {"selfattn": _selfattn, "torch": _torch, "numpy": _numpy}
-PEERS = {"torch": ["torch"], "numpy": ["numpy"]}
+    return _stepping(step)
 
 
-def open_engine(engine: str, threads: int) -> Prepare:
-    """Open a library in a worker."""
-    return lambda case: ENGINES[engine](case, threads)
+def _size(text):
+    return tuple(map(int, text.split("x")))
 
 
-def main(arguments: Sequence[str], prog: str) -> int:
-    """Run the benchmark and return its exit code."""
-    parser = new_parser(prog, __doc__ or "", PEERS)
-    add = parser.add_argument
-    kinds = listed(one_of("kind", KINDS))
-    add("--kinds", type=kinds, default=list(KINDS), metavar="A,B", help=", ".join(KINDS))
-    sizes = listed(shared.sizes_of("WIDTHxTOKENSxBATCH", HEAD_WIDTH))
-    add("--sizes", type=sizes, default=SIZES, metavar="DxTxB,…", help="of the encoders: width, tokens, batch")
-    options = parser.parse_args(arguments)
-    rows = []
-    for case in cases_of(options.kinds, options.sizes, options.quick):
-        found = shared.contestants(case, options, one_thread=True)
-        able = tuple(each for each in found if each.name != "numpy" or case.out)
-        row = Row("layers", case.label, able, tolerance=TOLERANCE)
-        rows.append(replace(row, distance=output_and_gradient) if case.kind in ("train", "eval") else row)
-    return shared.run(prog, options, rows, open_engine, {name: name for name in options.peers}, "float32")
+def add_options(parser):
+    """Add the options of this program."""
+    what = "width (a multiple of 32), tokens, sequences, such as 64x64x16"
+    parser.add_argument("--sizes", type=_size, nargs="+", metavar="WxTxB", help=what)
+
+
+def rows(options):
+    """Return the rows of the suites."""
+    found = []
+    for kind in options.suite:
+        for case in (Case(kind, *size) for size in options.sizes or SUITES[kind]):
+            peers = {"selfattn": Peer(selfattn, case)}
+            peers |= {"torch": Peer(torch, case)} if "torch" in options.peers else {}
+            peers |= {"1 thread": Peer(selfattn, case, threads=1)} if options.threads > 1 else {}
+            distance = output_and_gradient if kind in ("train", "eval") else largest_difference
+            label = f"{kind} {case.width} wide, {case.batch} x {case.tokens}"
+            found.append(Row(label, peers, "float32", case.work, tolerance=TOLERANCE, distance=distance))
+    return found

@@ -1,14 +1,13 @@
 """The peak of memory that a call needs, as the kernel counts it (VmHWM).
 
-It includes the pages of results, the stacks of threads, and memory that a library keeps for later. Each measurement should run in a
-new process, which has nothing from others.
+It includes the pages of results, the stacks of threads, and memory that a library keeps for later. Each measurement
+should run in a new process, which has nothing from others.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -16,13 +15,13 @@ Result = TypeVar("Result")
 AVAILABLE = os.path.exists("/proc/self/status")
 
 
-def status(field: str) -> int:
+def status(field):
     """Read a field of /proc/self/status, in bytes."""
     with open("/proc/self/status", encoding="ascii") as lines:
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
-def peak_beyond(call: Callable[[], Result]) -> tuple[int, Result]:
+def peak_beyond(call):
     """Return the bytes that a call needed at its peak beyond those in use before, results included, and its result."""
     gc.collect()
     try:

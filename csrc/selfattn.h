@@ -1,7 +1,7 @@
 /* Attention's structs, and the status codes and entry points of the core. README.md follows a call.
  *
- * Shape letters: B… are the leading dims (batch and heads), L counts queries, S keys. E is the width of queries and keys, Dv
- * the width of values, D either if both are equal. Strides are in bytes. */
+ * Shape letters: B… are the leading dims (batch and heads), L counts queries, S keys. E is the width of queries and
+ * keys, Dv the width of values, D either if both are equal. Strides are in bytes. */
 #ifndef SELFATTN_H
 #define SELFATTN_H
 
@@ -76,7 +76,8 @@ typedef struct {
     double open_fraction; /* roughly the fraction of pairs that are open */
 } sa_block_mask;
 
-/* Stops a long call. Any thread may set cancelled, atomically. Between tasks the calling thread calls poll, if it is set. */
+/* Stops a long call. Any thread may set cancelled, atomically.
+ * Between tasks the calling thread calls poll, if it is set. */
 typedef struct sa_watch {
     int cancelled;
     void (*poll)(struct sa_watch *);
@@ -95,15 +96,15 @@ typedef struct {
     bool by_rows; /* a row's bits depend on the keys that it may see, and neither on other rows nor on L or S */
 
     sa_tensor query, key, value;
-    sa_tensor mask;        /* boolean or float, (B…, L, S) */
-    sa_tensor key_bias;    /* (B…, 1, S), contiguous, of the type that computes: added to scores; one for each key head */
-    sa_tensor alibi;       /* float64 scalars */
-    sa_tensor sinks;       /* float64 scalars */
+    sa_tensor mask;     /* boolean or float, (B…, L, S) */
+    sa_tensor key_bias; /* (B…, 1, S), contiguous, of the type that computes: added to scores; one for each key head */
+    sa_tensor alibi;    /* float64 scalars */
+    sa_tensor sinks;    /* float64 scalars */
     sa_tensor key_lengths; /* int64 scalars, each in 0…S */
     sa_tensor out;         /* (B…, L, Dv) */
     sa_tensor lse;         /* (B…, L, 1), float32 or float64 */
     sa_tensor weights;     /* (B…, L, S); must come zero-filled */
-    sa_tensor stats;       /* (B…, L, 2) for the backward pass: the number subtracted from scores, in log2 units, and 1/sum */
+    sa_tensor stats; /* (B…, L, 2) for the backward pass: the number subtracted from scores, in log2 units, and 1/sum */
 
     const sa_block_mask *block_masks; /* a pair is open if all of them open it */
     int block_mask_count;
@@ -116,8 +117,8 @@ typedef struct {
     double dropout_p;
     uint64_t seed;
     sa_watch *watch;
-    /* Optional int64 scalars in 0…L: queries from there on are padding and see nothing. The diagonal is then key_lengths −
-     * query_lengths. */
+    /* Optional int64 scalars in 0…L: queries from there on are padding and see nothing. The diagonal is then
+     * key_lengths − query_lengths. */
     sa_tensor query_lengths;
 } sa_attention;
 
@@ -140,20 +141,21 @@ typedef struct {
 
 sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan);
 
-/* Here and below: scratch has plan.threads × plan.scratch_bytes bytes, partial has plan.partial_bytes, both 64-byte aligned.
- * Outputs overlap no input. */
+/* Here and below: scratch has plan.threads × plan.scratch_bytes bytes, partial has plan.partial_bytes, both 64-byte
+ * aligned. Outputs overlap no input. */
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial);
 
-/* A backward call, which reads `out` and `stats` of its forward call. Gradients have the shapes of their arrays, the type that
- * computes and contiguous rows, and must come zero-filled; data is NULL for a gradient that is not wanted. The order of
- * additions depends on shape and options alone. */
+/* A backward call, which reads `out` and `stats` of its forward call. Gradients have the shapes of their arrays, the
+ * type that computes and contiguous rows, and must come zero-filled; data is NULL for a gradient that is not wanted.
+ * The order of additions depends on shape and options alone. */
 typedef struct {
     const sa_attention *a;
     sa_tensor grad_out;
     sa_tensor grad_lse;
     sa_tensor dquery;
     sa_tensor dkey, dvalue; /* the last leading axis counts key heads; stride 0 along a group */
-    /* Strides are 0 along broadcast axes. With a float mask they count even if data is NULL: they order the additions. */
+    /* Strides are 0 along broadcast axes. With a float mask they count even if data is NULL:
+     * they order the additions. */
     sa_tensor dmask;
     sa_tensor dslope_rows; /* (B…, L, 3): x, y, z of x − y·z, to be summed over L */
     sa_tensor dsink_rows;  /* (B…, L, 1): the sinks' gradients, to be summed over L */
@@ -175,7 +177,7 @@ typedef struct {
     size_t mask_sums_at; /* offset in scratch of the sums of a shared mask gradient */
     size_t done_at;      /* offset in scratch of the counts of finished turns or rows */
     bool follow;         /* groups pass through a shared mask one after the other */
-    bool mask_apart;     /* the mask's gradient has its own pass */
+    bool mask_has_pass;  /* the mask's gradient has its own pass */
     bool large;
     int threads;
 } sa_backward_plan;
@@ -193,9 +195,11 @@ const char *const *sa_isa_available(void); /* for this build, CPU and OS; NULL-t
 sa_status sa_isa_set(const char *name);    /* NULL chooses the best */
 
 int sa_get_num_threads(void);
-void sa_set_num_threads(int n); /* 0 restores the number at the start */
+void sa_set_num_threads(int n);   /* 0 restores the number at the start */
+void sa_limit_num_threads(int n); /* for calls and programs that name no number, together */
 
-/* For benchmarks: multiplications and additions (float32, float64, int8 or bfloat16) per second, and bytes read per second. */
+/* For benchmarks: multiplications and additions (float32, float64, int8 or bfloat16) per second,
+ * and bytes read per second. */
 double sa_measure_flops(sa_dtype dtype, int threads, double seconds);
 double sa_measure_read(const void *data, size_t bytes, int threads, double seconds);
 

@@ -2,19 +2,21 @@
 
     OMP_NUM_THREADS=1 python examples/plain_gpt.py  # its matrices are too small for several threads
 
-Read it from top to bottom: the text, the model, its training, its writing. These functions and their gradients come from
-selfattn, and the rest is NumPy:
+Read it from top to bottom: the text, the model, its training, its writing. These functions and their gradients come
+from selfattn, and the rest is NumPy:
 
     scaled_dot_product_attention(q, k, v, is_causal=True)
-        softmax(q @ k.T / sqrt(width of q)) @ v, for each piece of text and each head: a letter gets a weighted mean of the
-        values v of itself and of earlier letters; the weight of a letter grows with the product of its key k and our query q
+        softmax(q @ k.T / sqrt(width of q)) @ v, for each piece of text and each head: a letter gets a weighted mean
+        of the values v of itself and of earlier letters; the weight of a letter grows with the product of its key k
+        and our query q
     layer_norm(x, D, w)  (x - mean) / standard deviation * w, over the D numbers of a letter
     gelu(x)              a smooth max(x, 0)
     softmax(x)           exp(x) / sum(exp(x)): numbers become probabilities; log_softmax is its logarithm
 
-A function named `…_vjp` returns its result and a *pullback*. The pullback takes the gradient of the loss with respect to that
-result, and returns the gradients with respect to the inputs. To train, we call the functions in order, and then their
-pullbacks in the opposite order. Pullbacks of the model below put gradients of parameters into a dict, `grads`.
+A function named `…_vjp` returns its result and a *pullback*. The pullback takes the gradient of the loss with respect
+to that result, and returns the gradients with respect to the inputs. To train, we call the functions in order, and
+then their pullbacks in the opposite order. Pullbacks of the model below put gradients of parameters into a dict,
+`grads`.
 
 Shapes: N pieces of text, L letters in each; D numbers for each letter, shared out among H heads; V different letters.
 `p` holds the parameters by name, and n is the number of a layer.
@@ -24,13 +26,20 @@ import numpy as np
 
 from selfattn import functional as F  # noqa: N812
 
-# The text: each verse begins with a new line and repeats all earlier lines ("This is the malt that lay in the house ...").
+# The text: each verse begins with a new line and repeats all earlier lines ("This is the malt that lay in …").
 LINES = [
-    "the house that Jack built", "the malt that lay in", "the rat that ate", "the cat that killed", "the dog that worried",
-    "the cow with the crumpled horn that tossed", "the maiden all forlorn that milked",
-    "the man all tattered and torn that kissed", "the priest all shaven and shorn that married",
-    "the cock that crowed in the morn that woke", "the farmer sowing his corn that kept",
-]  # fmt: skip
+    "the house that Jack built",
+    "the malt that lay in",
+    "the rat that ate",
+    "the cat that killed",
+    "the dog that worried",
+    "the cow with the crumpled horn that tossed",
+    "the maiden all forlorn that milked",
+    "the man all tattered and torn that kissed",
+    "the priest all shaven and shorn that married",
+    "the cock that crowed in the morn that woke",
+    "the farmer sowing his corn that kept",
+]
 TEXT = "".join(f"This is {' '.join(reversed(LINES[: n + 1]))}.\n" for n in range(len(LINES)))
 LETTERS = sorted(set(TEXT))
 IDS = np.array([LETTERS.index(letter) for letter in TEXT])  # the text as numbers from 0 to V - 1
@@ -84,8 +93,8 @@ def attention_vjp(p, n, x):
 
     def pullback(dy, grads):  # returns the gradient of x, and stores the gradients of the parameters in grads
         d_joined, grads[f"{n}.merge"] = merge_pullback(dy)
-        d = heads_pullback(split(d_joined))  # a named tuple
-        d_qkv = np.concatenate([join(d.query), join(d.key), join(d.value)], axis=-1)
+        dq, dk, dv = heads_pullback(split(d_joined))
+        d_qkv = np.concatenate([join(dq), join(dk), join(dv)], axis=-1)
         d_normed, grads[f"{n}.qkv"] = qkv_pullback(d_qkv)
         dx, grads[f"{n}.norm1"], _ = norm_pullback(d_normed)  # the norm has no bias
         return dy + dx  # x enters both the sum and the norm

@@ -1,6 +1,6 @@
 """Make the notebooks from ``src/*.py``, execute them, and save them so that the same input gives the same bytes.
 
-python notebooks/build.py                 all of them, saved next to this file
+python notebooks/build.py                 all of them, also those of models/notebooks
 python notebooks/build.py 3 4             those whose names begin with 3 or 4
 python notebooks/build.py --check         change nothing; print what would differ
 
@@ -20,7 +20,8 @@ import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).parent
-SOURCES = sorted(HERE.glob("src/*.py"))
+OF_MODELS = HERE.parent / "models/notebooks"  # which need the package selfattn-models
+SOURCES = sorted([*HERE.glob("src/*.py"), *OF_MODELS.glob("src/*.py")], key=lambda path: path.name)
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -108,7 +109,7 @@ def main() -> int:
     for path in chosen:
         notebook = read_source(path)
         execute(notebook, folder=options.folder)
-        text, saved = as_text(notebook), HERE / f"{path.stem}.ipynb"
+        text, saved = as_text(notebook), path.parents[1] / f"{path.stem}.ipynb"
         same = saved.exists() and saved.read_text(encoding="utf-8") == text
         differing += not same
         if not options.check:

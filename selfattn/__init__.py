@@ -6,11 +6,14 @@
 >>> sa.scaled_dot_product_attention(q, k, v, is_causal=True).shape
 (2, 8, 128, 64)
 
-``sa.functional`` has these functions and their gradients, and ``sa.reference`` has them in plain NumPy lines: read it to
-see what they compute. Layers are in ``sa.nn``, pretrained models in ``sa.models``. A module is loaded when it is first used.
+Start with :func:`scaled_dot_product_attention`; with ``_vjp`` at the end of its name it also returns the function for
+its gradients. ``sa.functional`` has all functions and their gradients, and ``sa.reference`` has them in plain NumPy
+lines: read it to see what they compute. Layers are in ``sa.nn``. A module is loaded when it is first used.
+``sa.models`` and ``sa.search`` load the package selfattn-models.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from selfattn._interrupt import DelayedInterrupt
@@ -41,30 +44,64 @@ __version__ = "0.1.0"
 
 _STEPS = ("AttentionSteps", "attention_steps")
 _MODULES = (
-    "files", "functional", "interop", "models", "nn", "optim", "reference", "search", "text", "training",
-    "tutorials", "views",
-)  # fmt: skip
+    "files",
+    "functional",
+    "interop",
+    "nn",
+    "optim",
+    "reference",
+    "text",
+    "training",
+    "tutorials",
+    "views",
+)
+_IN_MODELS = ("models", "search")  # of the package selfattn-models
 # Attributes that `dir` does not list.
-_INNER_MODULES = ("benchmarks", "cli", "config", "engine", "random", "steps")
+_INNER_MODULES = ("cli", "config", "engine", "random", "steps")
 
 __all__ = [
-    "BlockMask", "KVCache", "apply_rotary_emb", "attention_steps", "gelu", "get_isa", "get_num_threads",
-    "layer_norm", "log_softmax", "rms_norm", "scaled_dot_product_attention",
-    "scaled_dot_product_attention_vjp", "set_num_threads", "show_config", "softmax", "torch_rng",
+    "BlockMask",
+    "KVCache",
+    "apply_rotary_emb",
+    "attention_steps",
+    "gelu",
+    "get_isa",
+    "get_num_threads",
+    "layer_norm",
+    "log_softmax",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "scaled_dot_product_attention_vjp",
+    "set_num_threads",
+    "show_config",
+    "softmax",
+    "torch_rng",
     "varlen_attention",
-]  # fmt: skip
+]
 
 
 if TYPE_CHECKING:
-    from selfattn import engine, files, models, nn, optim, reference, steps, text, training, tutorials, views  # noqa: F401
-    from selfattn import search as search
+    from selfattn import (  # noqa: F401  # noqa: F401
+        engine,
+        files,
+        models,
+        nn,
+        optim,
+        reference,
+        search,
+        steps,
+        text,
+        training,
+        tutorials,
+        views,
+    )
     from selfattn.functional import *  # noqa: F403
     from selfattn.steps import AttentionSteps as AttentionSteps
     from selfattn.steps import attention_steps
 else:
 
     def __getattr__(name):
-        if name in _MODULES or name in _INNER_MODULES:
+        if name in _MODULES or name in _IN_MODELS or name in _INNER_MODULES:
             return import_module(f"selfattn.{name}")
         if name in _STEPS:
             return getattr(import_module("selfattn.steps"), name)
@@ -81,4 +118,5 @@ def _render(kind: str, steps: object) -> str | None:
 
 
 def __dir__() -> list[str]:
-    return sorted({"__version__", *__all__, *_MODULES})
+    further = _IN_MODELS if find_spec("selfattn_models") else ()
+    return sorted({"__version__", *__all__, *_MODULES, *further})

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn import _core
 from selfattn._extras import import_extra
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -25,7 +26,9 @@ HOST = (1, 3, 8, 11)  # DLPack's numbers of CPU, CUDA_HOST, METAL and ROCM_HOST,
 
 
 def as_array(name: str, x: npt.ArrayLike) -> Array:
-    """Convert lists to arrays, and arrays of other libraries, in their own memory if NumPy can read it; the core calls this too.
+    """Convert lists to arrays, and arrays of other libraries, in their own memory if NumPy can read it.
+
+    The core calls this for what is no plain array.
 
     Masked arrays and matrices, whose operators mean something else, are refused.
     """
@@ -56,10 +59,14 @@ def _of_torch(name: str, x: Any, torch: Any) -> Array:
         return np.asarray(found)  # the methods of a derived class may return anything
     except (RuntimeError, TypeError) as error:
         ways = {
-            ".detach()": x.requires_grad, ".cpu()": x.device.type != "cpu", ".to_padded_tensor(0.0)": x.is_nested,
-            ".to_dense()": "sparse" in str(x.layout), ".resolve_neg()": x.is_neg(), ".dequantize()": x.is_quantized,
+            ".detach()": x.requires_grad,
+            ".cpu()": x.device.type != "cpu",
+            ".to_padded_tensor(0.0)": x.is_nested,
+            ".to_dense()": "sparse" in str(x.layout),
+            ".resolve_neg()": x.is_neg(),
+            ".dequantize()": x.is_quantized,
             ".float()": "float8" in str(x.dtype),
-        }  # fmt: skip
+        }
         way = "".join(each for each, needed in ways.items() if needed)
         kind = TypeError if isinstance(error, TypeError) else RuntimeError
         what = f"; give {name}{way}" if way else f": {error}"
@@ -82,8 +89,6 @@ def _of_library(name: str, x: Any) -> Array:
             return array
         with contextlib.suppress(BufferError, RuntimeError):  # of NumPy, if it has no such dtype
             return np.from_dlpack(x)
-    from selfattn import _core  # which imports this file
-
     bfloat16 = import_extra("ml_dtypes", None).bfloat16
     try:
         capsule = x.__dlpack__(max_version=(1, 0))
@@ -178,16 +183,9 @@ def check_divisor(name: str, value: Any, of: str, size: int) -> int:
 def seed_from_rng(rng: Any, draws: bool = True) -> int:
     """Return the 64-bit seed of dropout: an int modulo 2**64, one uint64 of a generator, or fresh entropy for None.
 
-    The core and the reference call this too. Without ``draws``, as without dropout, rng is only checked.
+    Without ``draws``, as without dropout, rng is only checked.
     """
-    if rng is None or hasattr(rng, "integers"):
-        generator = np.random.default_rng() if rng is None and draws else rng
-        return operator.index(generator.integers(0, 2**64, dtype=np.uint64)) % 2**64 if draws else 0
-    if isinstance(rng, bool | np.bool_) or not hasattr(rng, "__index__"):
-        raise TypeError(f"rng must be an int, a numpy.random.Generator or None, not {type(rng).__name__}")
-    if operator.index(rng) < 0:
-        raise ValueError(f"rng must not be negative, not {rng}")
-    return operator.index(rng) % 2**64
+    return _core._seed_from_rng(rng, draws)
 
 
 def layer_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
@@ -235,7 +233,7 @@ def as_sequence(x: npt.ArrayLike, width: int, dtype: np.dtype[Any], name: str = 
     return array
 
 
-def as_gradient(dy: npt.ArrayLike, y: Array, name: str = "dy") -> Array:
+def check_gradient(dy: npt.ArrayLike, y: Array, name: str = "dy") -> Array:
     """Return the gradient of a result, which has its shape, in its dtype."""
     array = as_input(dy, y.dtype, name)
     if array.shape != y.shape:
@@ -245,10 +243,20 @@ def as_gradient(dy: npt.ArrayLike, y: Array, name: str = "dy") -> Array:
 
 def warn(message: str | Warning) -> None:
     """Warn where the package was called: at the first frame outside it."""
-    frame, level, own = sys._getframe(1), 2, ("selfattn", "contextlib")
+    frame, level, own = sys._getframe(1), 2, ("selfattn", "selfattn_models", "contextlib")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+_warned: set[str] = set()
+
+
+def warn_once(message: str) -> None:
+    """Warn where the package was called, but only once in a process."""
+    if message not in _warned:
+        _warned.add(message)
+        warn(message)
 
 
 def quoted(value: Any) -> str:

@@ -29,10 +29,20 @@ MOST_LINKS = 40  # that are followed, as Linux does
 LONGEST_NAME = 255  # bytes, of Linux's and macOS's file systems
 MOST_CONFIG_BYTES = 2**20
 SAFETENSORS_DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
-    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
-}  # fmt: skip
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "BOOL": "bool",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+}
 
 
 def to_safetensors(
@@ -152,8 +162,8 @@ def _opened(path: Path) -> Any:
 def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
     """Write files into a folder so that either the new or the old content of each is there.
 
-    All are first written under temporary names, so a full disk changes nothing. The last file is the first to be removed and
-    the last to be added: while it is there, the files belong together. Files keep their permissions.
+    All are first written under temporary names, so a full disk changes nothing. The last file is the first to be
+    removed and the last to be added: while it is there, the files belong together. Files keep their permissions.
     """
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
@@ -349,7 +359,10 @@ def read(path: Path, most: int | None = None) -> bytes:
 
 
 def parse_tokenizer(path: Path, content: bytes, extra: str | None) -> Any:
-    """Return the tokenizer that a file of Hugging Face's library ``tokenizers`` holds; a ValueError if it holds none."""
+    """Return the tokenizer that a file of Hugging Face's library ``tokenizers`` holds.
+
+    If it holds none, this is a ValueError.
+    """
     library = import_extra("tokenizers", extra)
     with library_errors(f"{path} is not a tokenizer of Hugging Face's{stand_in(content)}"):
         return library.Tokenizer.from_str(content.decode())
@@ -357,7 +370,10 @@ def parse_tokenizer(path: Path, content: bytes, extra: str | None) -> Any:
 
 @contextmanager
 def library_errors(what: str, *but: type[BaseException]) -> Iterator[None]:
-    """Convert exceptions of the library ``tokenizers``, and Rust's panics (BaseExceptions), to a ValueError; ``but`` are kept."""
+    """Convert exceptions of the library ``tokenizers``, and Rust's panics (BaseExceptions), to a ValueError.
+
+    Those of ``but`` are kept.
+    """
     kept: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, *but)
     try:
         yield

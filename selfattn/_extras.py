@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.abc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 SECONDS = 5  # between lines
+MODELS_MISSING = (
+    "{name} is in the package selfattn-models, which is not installed: pip install selfattn-models "
+    "(in a clone of the repository: pip install ./models)"
+)
 STATE = "{desc}: {n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left{postfix}"
 
 
@@ -46,10 +53,13 @@ class _Lines(_Log):
 
 
 def progress_bar(*args: Any, extra: str, **settings: Any) -> Any:
-    """Return a bar of tqdm; if it would not be seen, a line every few seconds has what is done, the rate and what remains."""
+    """Return a bar of tqdm.
+
+    If it would not be seen, a line every few seconds has what is done, the rate and what remains.
+    """
     tqdm = import_extra("tqdm.auto", extra).tqdm
     unseen = {"file": _Lines(), "mininterval": SECONDS, "bar_format": STATE}
-    return tqdm(*args, **settings, **({"dynamic_ncols": True} if seen() else unseen))
+    return tqdm(*args, **settings, **({"dynamic_ncols": True} if bar_is_seen() else unseen))
 
 
 @contextlib.contextmanager
@@ -58,11 +68,11 @@ def bar(progress: bool, total: int | None, name: str) -> Iterator[Callable[[int]
     if not progress:
         yield lambda count: None
         return
-    with progress_bar(extra="models", total=total, desc=name, unit=" texts") as shown:
+    with progress_bar(extra="text", total=total, desc=name, unit=" texts") as shown:
         yield shown.update
 
 
-def seen() -> bool:
+def bar_is_seen() -> bool:
     """Return whether a bar would be seen: on a terminal or in a notebook."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     try:
@@ -71,11 +81,67 @@ def seen() -> bool:
         return False
 
 
-def import_extra(module: str, extra: str | None) -> Any:
-    """Import a module; the ImportError names what is missing, and selfattn's extra with it, or its package for None."""
+def import_extra(module: str, extra: str | None = None, *, package: str = "") -> Any:
+    """Import a module; the ImportError says what to install.
+
+    That is selfattn's extra, the package, or the module that is missing.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:  # of the module, of one that it imports, or of a newer version
         missing = error.name or module
-        wanted = missing.partition(".")[0] if extra is None else f"selfattn[{extra}]"
+        wanted = f"selfattn[{extra}]" if extra else package or missing.partition(".")[0]
         raise ImportError(f"this needs {missing}, which is not installed: pip install '{wanted}'") from None
+
+
+class _OtherName(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports a submodule by the name that it had here as the module that it is.
+
+    So ``selfattn.models.bert`` is no second copy.
+    """
+
+    def __init__(self, name: str, module: str) -> None:
+        self.name, self.module = name, module
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return a specification for a submodule of the module that has moved."""
+        return ModuleSpec(name, self) if name.startswith(f"{self.name}.") else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Import the module by its own name."""
+        found = importlib.import_module(self.module + spec.name.removeprefix(self.name))
+        self.spec = found.__spec__
+        return found
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its own specification again, which the import system has replaced; it has run already."""
+        module.__spec__ = self.spec
+
+
+def import_models(name: str, module: str) -> None:
+    """Make the module ``name`` of selfattn another name of a module of the package selfattn-models.
+
+    Its submodules become other names of that module's submodules.
+
+    What has moved to that package keeps its name here. Without the package, the ImportError has the line that
+    installs it.
+    """
+    sys.modules[name] = models_module(name, module)
+    sys.meta_path.insert(0, _OtherName(name, module))
+
+
+def named_in_models(module: str, name: str, moved: Mapping[str, str]) -> Any:
+    """Return an attribute of a module that has moved: ``moved`` has the modules of selfattn-models by names."""
+    if name not in moved:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    return getattr(models_module(f"{module}.{name}", moved[name]), name)
+
+
+def models_module(name: str, module: str) -> Any:
+    """Import a module of the package selfattn-models; ``name`` is what the ImportError says is missing without it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        raise ImportError(MODELS_MISSING.format(name=name)) from None

@@ -11,8 +11,8 @@ from typing import Any
 class DelayedInterrupt:
     """Within the block the first Ctrl-C only sets ``requested``; the second raises at once.
 
-    With ``raises`` the end of the block raises the KeyboardInterrupt. Signals reach only the main thread; a handler that the
-    program has set stays.
+    With ``raises`` the end of the block raises the KeyboardInterrupt. Signals reach only the main thread; a handler
+    that the program has set stays.
     """
 
     def __init__(self, raises: bool = False) -> None:

@@ -8,8 +8,9 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from . import _core
+from . import _core, _cpus
 
+usable_cpus = _cpus.usable_cpus
 _ENVIRONMENT = ("SELFATTN_ISA", "OMP_", "GOMP_", "KMP_")  # how the names begin
 
 
@@ -26,16 +27,10 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine() or "unknown"
 
 
-def usable_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _collect() -> dict[str, Any]:
     from . import __version__  # the package imports this module first
 
+    threads = _core.get_num_threads()
     return {
         "selfattn": __version__,
         "python": platform.python_version(),
@@ -45,7 +40,8 @@ def _collect() -> dict[str, Any]:
         "cpus": usable_cpus(),
         "isa": _core.get_isa(),
         "available_isas": list(_core.available_isas()),
-        "threads": _core.get_num_threads(),
+        "threads": threads,
+        "threads_reason": _cpus.REASON if threads == _cpus.DEFAULT else "set since the import",
         "build": dict(_core.build_info()),
         "environment": {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)},
     }
@@ -60,7 +56,7 @@ def format_config(config: dict[str, Any]) -> str:
         "system": config["system"],
         "CPU": f"{config['cpu']} ({config['cpus']} usable)",
         "ISA": f"{config['isa']} (available: {', '.join(config['available_isas'])})",
-        "threads": config["threads"],
+        "threads": f"{config['threads']}: {config['threads_reason']}",
         **{name.replace("_", " "): value for name, value in config["build"].items() if value},
         **config["environment"],
     }
@@ -84,8 +80,9 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     -------
     dict or None
         With 'dicts': versions (``selfattn``, ``python``, ``numpy``), ``system``, ``cpu`` and the number of
-        usable ``cpus``, the ``isa`` in use, ``available_isas`` (best first), ``threads``, ``build`` (the
-        ``compiler`` of the extension; the ``team`` that runs its loops, ``'OpenMP'`` or ``'POSIX threads'``,
+        usable ``cpus``, the ``isa`` in use, ``available_isas`` (best first), the number of ``threads`` that
+        calls use by default and its ``threads_reason`` (``'of 8 CPUs the group /x may use 1.5'``), ``build``
+        (the ``compiler`` of the extension; the ``team`` that runs its loops, ``'OpenMP'`` or ``'POSIX threads'``,
         and ``team_library``, its file, or None), ``environment``: the variables that selfattn or OpenMP reads
         and that are set.
 

@@ -1,7 +1,7 @@
 """Models as files: a folder with safetensors weights, a ``config.json`` and the tokenizer.
 
-Nothing is unpickled or executed; a file that is truncated, contradicts itself or claims absurd sizes is a ValueError. A file
-that is written appears whole or not at all.
+Nothing is unpickled or executed; a file that is truncated, contradicts itself or claims absurd sizes is a ValueError.
+A file that is written appears whole or not at all.
 
 >>> import tempfile
 >>> from selfattn import files, nn
@@ -67,16 +67,16 @@ def save_model(model: EmbeddingModel, folder: _disk.PathLike) -> None:
     OSError
         The folder could not be written, and is unchanged.
     ValueError
-        The model could not be loaded again: the tokenizer has more tokens than ``vocab_size``, parameters are not those of
-        ``num_layers`` layers, or there are too many positions.
+        The model could not be loaded again: the tokenizer has more tokens than ``vocab_size``, parameters are not
+        those of ``num_layers`` layers, or there are too many positions.
     ImportError
         ``safetensors`` is missing: ``pip install 'selfattn[text]'``.
 
     Notes
     -----
     All files are first written under other names and flushed to the disk; then they are renamed, ``config.json`` last.
-    If the machine stops between two of the renames, ``config.json`` is missing and loading says so; both models, old and
-    new, are then in the folder under names that begin with a dot.
+    If the machine stops between two of the renames, ``config.json`` is missing and loading says so; both models, old
+    and new, are then in the folder under names that begin with a dot.
     """
     if not isinstance(model, EmbeddingModel):
         other = "save_arrays saves any state_dict"

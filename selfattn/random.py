@@ -119,8 +119,9 @@ class TorchGenerator:
     ) -> Array:
         """Draw from the normal distribution, as ``tensor.normal_(mean, std)``.
 
-        Fewer than 16 numbers are PyTorch's to the bit; more agree to 3 ulp in float32 and 2 ulp in float64. Numbers of 16 bits
-        are float32 ones, rounded; PyTorch draws them in another way, so the stream then continues from another position.
+        Fewer than 16 numbers are PyTorch's to the bit; more agree to 3 ulp in float32 and 2 ulp in float64. Numbers
+        of 16 bits are float32 ones, rounded; PyTorch draws them in another way, so the stream then continues from
+        another position.
         """
         mean, std = check_number("mean", mean), check_number("std", std)
         if not (math.isfinite(mean) and math.isfinite(std) and std >= 0):

@@ -1,4 +1,6 @@
-"""Tokenizers: one form for anything that turns a sentence into token ids; a tokenizer of words; SentencePiece's training.
+"""Tokenizers: one form for anything that turns a sentence into token ids; a tokenizer of words.
+
+SentencePiece's training and the reading of texts are here, too.
 
 >>> from selfattn.text import WhitespaceTokenizer
 >>> tokenizer = WhitespaceTokenizer.train(["tom chase jerry", "jerry likes cheese"])
@@ -11,18 +13,33 @@ from __future__ import annotations
 import functools
 import io
 import operator
+import os
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, SupportsIndex, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias
 
 from selfattn._check import check_rows, check_size, if_missing
 from selfattn._extras import import_extra
 
-__all__ = ["Tokenize", "WhitespaceTokenizer", "as_tokenizer", "train_sentencepiece"]
+__all__ = ["Tokenize", "WhitespaceTokenizer", "as_tokenizer", "read_text", "train_sentencepiece"]
 
 Tokenize: TypeAlias = Callable[[str], Sequence[int]]
 
+PathLike: TypeAlias = str | os.PathLike[str]
+
+
+class BinaryFile(Protocol):
+    """A file that is open in binary mode, such as ``sys.stdin.buffer``."""
+
+    def read(self) -> bytes:
+        """Return the rest of it."""
+
+
+# White space between the end of a sentence and a capital or digit; quotes and brackets may be between them too.
+BOUNDARY = re.compile(r"""(?:(?<=[.!?…])|(?<=[.!?…]["'”’»)\]]))\s+(?=["'“‘«(\[]*[A-ZÀ-ÖØ-Þ0-9])""")
 UNKNOWN = "<unk>"
 UNFINISHED = "\ufffd"  # what a decoder makes of bytes that are no character, or not yet
 BYTES = [f"<0x{n:02X}>" for n in range(256)]  # SentencePiece's tokens of single bytes
@@ -103,7 +120,10 @@ def _ids(tokenizer: Any, sentence: str) -> list[int]:
 
 
 def spelled(tokenizer: Any, ids: Iterable[SupportsIndex]) -> list[str]:
-    """Return each token as it reads in a text, with the space before a word; bytes of an unfinished character as <0x…>."""
+    """Return each token as it reads in a text, with the space before a word.
+
+    Bytes of an unfinished character read as <0x…>.
+    """
     steps = [tokenizer.decoder, tokenizer.pre_tokenizer]
     by_bytes = any(step is not None and b'"ByteLevel"' in step.__getstate__() for step in steps)
     added = tokenizer.get_added_tokens_decoder()
@@ -133,8 +153,9 @@ def spelled(tokenizer: Any, ids: Iterable[SupportsIndex]) -> list[str]:
 class TextStream:
     """Text of ids that come one by one: the texts that it returns join to what decoding all ids together gives.
 
-    A decoder looks at a token's neighbours: it drops the space before the first word, and makes one character of the bytes of
-    several tokens. So each id is decoded together with ids before it, and bytes wait until they cannot change any more.
+    A decoder looks at a token's neighbours: it drops the space before the first word, and makes one character of the
+    bytes of several tokens. So each id is decoded together with ids before it, and bytes wait until they cannot
+    change any more.
 
     Parameters
     ----------
@@ -243,7 +264,9 @@ class WhitespaceTokenizer:
     def train(
         cls, sentences: Iterable[str], vocab_size: int | None = None, min_count: int = 1
     ) -> WhitespaceTokenizer:
-        """Collect the words of sentences: ``"<unk>"``, then the others by frequency, equally frequent ones by first use.
+        """Collect the words of sentences.
+
+        ``"<unk>"`` is first, then the others by frequency, equally frequent ones by first use.
 
         Parameters
         ----------
@@ -308,9 +331,12 @@ class WhitespaceTokenizer:
 
 
 def train_sentencepiece(
-    sentences: Iterable[str], vocab_size: int, *,
-    model_type: Literal["unigram", "bpe", "char", "word"] = "unigram", **options: Any,
-) -> Any:  # fmt: skip
+    sentences: Iterable[str],
+    vocab_size: int,
+    *,
+    model_type: Literal["unigram", "bpe", "char", "word"] = "unigram",
+    **options: Any,
+) -> Any:
     """Train a SentencePiece model on sentences.
 
     Parameters
@@ -369,8 +395,8 @@ def train_sentencepiece(
 def _cut(sentence: str) -> list[str]:
     """Split a very long line into shorter ones, at white space if there is any.
 
-    SentencePiece silently skips lines of more than 4,192 bytes, and its time grows with the square of a line that repeats
-    itself. Pieces do not cross white space, so splitting there changes none of their counts.
+    SentencePiece silently skips lines of more than 4,192 bytes, and its time grows with the square of a line that
+    repeats itself. Pieces do not cross white space, so splitting there changes none of their counts.
     """
     if len(sentence) <= LONGEST_LINE:
         return [sentence]
@@ -392,3 +418,21 @@ def _sentences(sentences: Iterable[str]) -> list[str]:
     if not kept:
         raise ValueError("there is no text to train on: all sentences are blank")
     return kept
+
+
+def read_text(path: PathLike | BinaryFile) -> str:
+    """Read a UTF-8 file, given by path or open in binary mode, with or without a byte order mark, with any line ends.
+
+    Other bytes are a ValueError with their place, and another argument is a TypeError.
+    """
+    read: Any = Path(path).read_bytes if isinstance(path, str | os.PathLike) else getattr(path, "read", None)
+    content = read() if callable(read) else None
+    if not isinstance(content, bytes):
+        raise TypeError(f"path must be a path, or a file that is open in binary mode, not {path!r:.80}")
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ValueError(
+            f"{path} is not UTF-8: byte 0x{content[error.start]:02x} in line {line} (offset {error.start})"
+        ) from None

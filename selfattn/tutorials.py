@@ -1,7 +1,8 @@
 """The five tutorials: their inputs, their printed tensors, and selfattn's values of the same tensors.
 
-Three of them print tensors, which are in ``data/tutorials/*.json`` with their inputs. The other two describe modules without
-numbers: a small model trained for this, and inputs made by hand, are compared with `selfattn.reference`.
+Tutorials 1, 3 and 4 print tensors, which are in ``data/tutorials/*.json`` with their inputs. What no tutorial prints is
+compared with `selfattn.reference`: outputs 2 and 3 of tutorial 4, which it leaves to its reader; a small model trained
+for this, for tutorial 2, and inputs made by hand, for tutorial 5, which describe modules without numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from selfattn._check import Array
 
 Function = Callable[..., Any]
 
-NOT_PRINTED = "prints no tensors; compared with the reference, to rounding"
+PRINTED, REFERENCE = "printed", "the reference"  # what a tensor is compared with
+NOT_PRINTED = "prints no tensors; compared with selfattn's own reference, to rounding"
 _exact_attention = partial(reference.scaled_dot_product_attention, compute_dtype=np.float64)
 _exact_layer_norm = partial(reference.layer_norm, compute_dtype=np.float64)
 
@@ -37,7 +39,7 @@ class Comparison:
     computed: Array
     style: str  # format of one number
     tolerance: Array  # broadcastable to `expected`
-    source: str = "printed"
+    source: str = PRINTED  # or REFERENCE
 
     @property
     def agrees(self) -> bool:
@@ -55,7 +57,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Tutorial:
-    """A tutorial: its title, the precision of its numbers, the comparisons, and the mistakes in its text."""
+    """A tutorial: its title, the precision of its numbers, the comparisons, and notes on its text."""
 
     number: int
     title: str
@@ -105,7 +107,7 @@ def _to_digits(name: str, printed: Any, computed: Array, digits: int) -> Compari
 def _to_reference(name: str, expected: Array, computed: Array) -> Comparison:
     # Sums are short and near 1; the deviation in LayerNorm is not far below 1.
     tolerance = 64 * np.finfo(computed.dtype).eps * (1 + np.abs(expected))
-    return Comparison(name, np.asarray(expected, np.float64), computed, ".6f", tolerance, "reference")
+    return Comparison(name, np.asarray(expected, np.float64), computed, ".6f", tolerance, REFERENCE)
 
 
 def first_principles(dtype: npt.DTypeLike = np.float64) -> Tutorial:
@@ -141,7 +143,10 @@ def first_principles(dtype: npt.DTypeLike = np.float64) -> Tutorial:
 def embedding_model(
     name: str, dtype: npt.DTypeLike = np.float64, more: Mapping[str, Sequence[float]] | None = None
 ) -> nn.EmbeddingModel:
-    """Return a small model of the second tutorial: ``"untrained"``, ``"trained"`` or ``"two_heads"``; ``more`` has embeddings of more words."""
+    """Return a small model of the second tutorial: ``"untrained"``, ``"trained"`` or ``"two_heads"``.
+
+    ``more`` has embeddings of more words.
+    """
     data, more = load("sentence_embeddings"), more or {}
     given, words = data["models"][name], [*data["words"], *more]
     state = {key: np.array(array, dtype) for key, array in given["parameters"].items()}
@@ -150,8 +155,13 @@ def embedding_model(
     width = state["embedding_layer.weight"].shape[1]
     model = nn.EmbeddingModel(
         lambda sentence: [words.index(word) for word in sentence.split()],
-        len(words), width, max_seq_len=16, num_heads=given["num_heads"], dtype=dtype, rng=0,
-    )  # fmt: skip
+        len(words),
+        width,
+        max_seq_len=16,
+        num_heads=given["num_heads"],
+        dtype=dtype,
+        rng=0,
+    )
     model.load_state_dict(state)
     return model
 
@@ -206,10 +216,15 @@ def basics_notebook(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     steps = sa.attention_steps(query, key, value)
     output, weights = sa.scaled_dot_product_attention(query, key, value, return_weights=True)
     stages = {
-        "Q": query, "K": key, "V": value, "attn_logits": steps.scores,
-        "scaled_attention_logits": steps.scaled_scores, "attention_weights": weights,
-        "row_sums": weights.sum(axis=-1), "output": output,
-    }  # fmt: skip
+        "Q": query,
+        "K": key,
+        "V": value,
+        "attn_logits": steps.scores,
+        "scaled_attention_logits": steps.scaled_scores,
+        "attention_weights": weights,
+        "row_sums": weights.sum(axis=-1),
+        "output": output,
+    }
     printed = data["printed"]
     comparisons = [_to_decimals(name, printed[name], computed, decimals) for name, computed in stages.items()]
     comparisons.append(_to_decimals("output, weights @ V", printed["output"], weights @ value, decimals))
@@ -233,15 +248,18 @@ def illustrated(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     nothing = np.zeros((len(x), 0), dtype)
     rounded = sa.attention_steps(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
     outputs = sa.scaled_dot_product_attention(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
-    left_to_reader = data["computed_not_printed"]["outputs_2_and_3_rounded"]
+    exact = _exact_attention(nothing, nothing, values.astype(np.float64), log_weights)
     stages = {
-        "keys": keys, "querys": querys, "values": values, "attn_scores": scores,
+        "keys": keys,
+        "querys": querys,
+        "values": values,
+        "attn_scores": scores,
         "attn_scores_softmax": weights,
         "weighted_values_rounded [key][query]": rounded.weighted_values.swapaxes(0, 1),
         "output_1_rounded": outputs[0],
-    }  # fmt: skip
+    }
     comparisons = [_to_digits(name, printed[name.split()[0]], x, digits) for name, x in stages.items()]
-    comparisons.append(_to_digits("outputs 2 and 3, left to the reader", left_to_reader, outputs[1:], digits))
+    comparisons.append(_to_reference("outputs 2 and 3, left to the reader", exact[1:], outputs[1:]))
     precision = f"printed to {digits} significant digits"
     return Tutorial(4, data["tutorial"], precision, tuple(comparisons), tuple(data["errata"]))
 
@@ -263,8 +281,12 @@ def attention_module(dtype: npt.DTypeLike = np.float64) -> Tutorial:
 
 
 TUTORIALS: tuple[Callable[[npt.DTypeLike], Tutorial], ...] = (
-    first_principles, sentence_embeddings, basics_notebook, illustrated, attention_module,
-)  # fmt: skip
+    first_principles,
+    sentence_embeddings,
+    basics_notebook,
+    illustrated,
+    attention_module,
+)
 
 
 def compute_all(dtype: npt.DTypeLike = np.float64) -> list[Tutorial]:

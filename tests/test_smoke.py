@@ -1,4 +1,5 @@
-"""Does the build work? Two seconds: attention both ways on each instruction set, a row operation, a layer, a training step.
+"""Does the build work? Two seconds: attention both ways on each instruction set, a row operation, a layer, a training
+step.
 
 Against a few lines of NumPy. What this leaves to the other tests is everything else.
 """

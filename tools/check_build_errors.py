@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LACKING = """#!/bin/sh
 case "$*" in *--version*) echo "gcc (Debian) 9.4.0"; exit 0 ;; esac
 for last in "$@"; do
-    case $last in *.c) if grep -q '{header}' "$last"; then echo "fatal error: {header}: No such file" >&2; exit 1; fi ;; esac
+    case $last in *.c)
+        if grep -q '{header}' "$last"; then echo "fatal error: {header}: No such file" >&2; exit 1; fi ;;
+    esac
 done
 exec {compiler} "$@"
 """

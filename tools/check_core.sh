@@ -1,6 +1,7 @@
 #!/bin/sh
-# The C core without Python: GCC, Clang, sanitizers of memory and of threads, emulated aarch64 and AVX-512, WebAssembly, disassembly. A missing tool skips its
-# check; with CI set it is an error. `make -C csrc test` has more cases.
+# The C core without Python: headers, GCC, Clang, sanitizers of memory and of threads, emulated aarch64 and AVX-512,
+# WebAssembly, disassembly. A missing tool skips its check; with CI set it is an error. `make -C csrc test` has more
+# cases.
 # Usage: tools/check_core.sh [BUILD_DIRECTORY]
 set -eu
 cd "$(dirname "$0")/../csrc"
@@ -9,6 +10,13 @@ if [ $# -gt 0 ]; then
 else
     build=$(mktemp -d)
     trap 'rm -rf "$build"' EXIT
+fi
+# The vectors are written by a Python with NumPy.
+python=${PYTHON:-python3}
+if ! "$python" -c 'import numpy' 2>/dev/null; then
+    "$python" -m venv "$build/python"
+    python=$(cd "$build" && pwd)/python/bin/python
+    "$python" -m pip install -q numpy
 fi
 jobs=$(nproc 2>/dev/null || echo 2)
 
@@ -26,11 +34,11 @@ has() {
 }
 run() {
     echo "== $* ($(date +%T))"
-    make --silent --jobs "$jobs" --output-sync=target BUILD="$build" "$@"
+    make --silent --jobs "$jobs" --output-sync=target BUILD="$build" PYTHON="$python" "$@"
 }
 
 # What takes longest comes first.
-targets= builds=build-gcc
+targets= builds="build-gcc $build/vectors/written"
 if has aarch64 aarch64-linux-gnu-gcc qemu-aarch64; then
     targets="$targets aarch64" builds="$builds build-aarch64 build-aarch64-undefined"
 fi
@@ -50,6 +58,10 @@ if [ "$(uname -m)" = x86_64 ] && has wasm clang-14 wasm-ld-14 node; then
 fi
 if has disassemble clang-14 objdump; then
     targets="$targets disassemble"
+fi
+
+if has headers python3; then
+    python3 ../tools/check_headers "${CC:-cc}"
 fi
 
 # Build first: a compiler that runs at the same time would slow down the tests of threads.

@@ -49,7 +49,7 @@ run_as_written "Try it"
 .venv/bin/pip check
 
 step "import from the clone, which holds a folder of that name, and from elsewhere"
-check='import numpy as np, selfattn as sa, selfattn.benchmarks
+check='import numpy as np, selfattn as sa, selfattn.cli
 x = np.eye(4, dtype=np.float32)
 out = sa.scaled_dot_product_attention(x, x, x)
 assert out.shape == (4, 4) and abs(out.sum() - 4) < 1e-6

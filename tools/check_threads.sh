@@ -1,6 +1,6 @@
 #!/bin/sh
-# Python threads under ThreadSanitizer: builds a copy of the sources, has tests/support/races.py compute in many threads at once, and
-# shows first that a race planted there is found.
+# Python threads under ThreadSanitizer: builds a copy of the sources, has tests/support/races.py and that of pretrained models compute
+# in many threads at once, and shows first that a race planted there is found.
 # Usage: tools/check_threads.sh PYTHON DIRECTORY [ROUNDS]; PYTHON has the build requirements; GCC. A free-threaded Python must itself be
 # built with --with-thread-sanitizer: what orders its threads would not be seen. With another one the script runs, without a sanitizer.
 set -eu
@@ -20,8 +20,12 @@ fixed=$(setarch -R true 2>/dev/null && echo "setarch -R" || true)
 export TSAN_OPTIONS="die_after_fork=0 history_size=4 exitcode=66 allocator_may_return_null=1 suppressions=$PWD/tools/check_threads.supp"
 runtime=
 run() {
-    LD_PRELOAD=$runtime PYTHONPATH="$directory/sources${PYTHONPATH:+:$PYTHONPATH}" \
-        $fixed "$python" -W ignore tests/support/races.py "$@"
+    LD_PRELOAD=$runtime PYTHONPATH="$directory/sources:$directory/sources/models${PYTHONPATH:+:$PYTHONPATH}" \
+        $fixed "$python" -W ignore "$@"
+}
+run_both() {
+    run tests/support/races.py "$@"
+    run models/tests/support/model_races.py "$@"
 }
 case $("$python" -c 'import sysconfig
 print(sysconfig.get_config_var("PY_CFLAGS"), "free" * bool(sysconfig.get_config_var("Py_GIL_DISABLED")))') in
@@ -31,7 +35,7 @@ print(sysconfig.get_config_var("PY_CFLAGS"), "free" * bool(sysconfig.get_config_
     *free)
         echo "$1 is free-threaded and not built with --with-thread-sanitizer: no sanitizer"
         "$python" setup.py --quiet build_ext --inplace
-        run "$rounds"
+        run_both "$rounds"
         exit
         ;;
     *) runtime=$(gcc -print-file-name=libtsan.so) ;;
@@ -39,9 +43,9 @@ esac
 # SA_SHOW_RACES: even short tasks go to several threads.
 TSAN_OPTIONS=report_bugs=0 CFLAGS="${CFLAGS:-} -DSA_SHOW_RACES" SELFATTN_SANITIZE=thread \
     $fixed "$python" setup.py --quiet build_ext --inplace
-if run planted >"$directory/planted.log" 2>&1 || ! grep -q "data race" "$directory/planted.log"; then
+if run tests/support/races.py planted >"$directory/planted.log" 2>&1 || ! grep -q "data race" "$directory/planted.log"; then
     cat "$directory/planted.log"
     echo "the planted race was not found"
     exit 1
 fi
-run "$rounds"
+run_both "$rounds"

@@ -6,9 +6,11 @@
 
 OLD and NEW are built extensions (`_core.….so`), used with the Python layer of this checkout, or checkouts with an
 extension built in place, used with their own. Bits are compared over cases that are drawn with a seed
-(the catalogue in tests/support/operations.py), and over those that have a name there; the same seed and number give the same case. The exit status is 1 when a result differs in a case
-whose arguments are float32 or float64; when one build fails where the other does not, or with another message; and
-when no case of a dtype was computed. Other differences in cases of float16 and bfloat16 are only reported.
+(the catalogue in tests/support/operations.py), and over those that have a name there, or, with --models, in
+models/tests/support/model_operations.py; the same seed and number give the same case. The exit status is 1 when a
+result differs in a case whose arguments are float32 or float64; when one build fails where the other does not, or
+with another message; and when no case of a dtype was computed. Other differences in cases of float16 and bfloat16 are
+only reported.
 
 This file owns loading, comparing and timing; the catalogue has the computations.
 """
@@ -33,14 +35,19 @@ import numpy as np
 import numpy.typing as npt
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path[:0] = [
+    str(ROOT / part) for part in ("tests/support", "models/tests/support", ".")
+]  # ".": benchmarks
 EXACT = ("float32", "float64")  # bits must not change
 
 
 class Build:
-    """A build: its own copy of the package `selfattn`, over its own extension."""
+    """A build: its own copy of the package `selfattn`, over its own extension.
 
-    def __init__(self, path: Path) -> None:
+    With ``models`` also of `selfattn_models`.
+    """
+
+    def __init__(self, path: Path, models: bool = False) -> None:
         folder, extension = (path, None) if path.is_dir() else (ROOT, path.resolve())
         if extension is None:
             extension = next((folder / "selfattn").glob("_core.*.so")).resolve()
@@ -48,13 +55,16 @@ class Build:
         spec = importlib.util.spec_from_file_location("selfattn._core", extension)
         finder: Any = SimpleNamespace(find_spec=lambda name, *_: spec if name == "selfattn._core" else None)
         with self.imported():
-            sys.path.insert(0, str(folder))
+            sys.path[:0] = [str(folder), str(folder / "models")]
             sys.meta_path.insert(0, finder)
             self.package: Any = importlib.import_module("selfattn")
             self.operations: Any = importlib.import_module("operations")  # with this package
+            self.named: dict[str, Any] = dict(self.operations.OPERATIONS)
+            if models:
+                self.named |= importlib.import_module("model_operations").OPERATIONS
             self.core: Any = sys.modules["selfattn._core"]
             sys.meta_path.remove(finder)
-            sys.path.remove(str(folder))
+            del sys.path[:2]
             assert self.package.get_num_threads.__self__ is self.core
 
     @contextmanager
@@ -71,7 +81,8 @@ class Build:
 
 def is_package(name: str) -> bool:
     """Tell whether a module belongs to the package, or calls it."""
-    return name in ("selfattn", "operations", "inputs") or name.startswith("selfattn.")
+    first = name.partition(".")[0]
+    return first in ("selfattn", "selfattn_models", "benchmarks", "operations", "inputs", "model_operations")
 
 
 # ------------------------------------------------------------------------------------------------- bits
@@ -103,7 +114,7 @@ def compute(build: Build, seed: int, which: int | str) -> Case:
     with build.imported():
         tried = build.operations
         if isinstance(which, str):
-            operation = tried.OPERATIONS[which]
+            operation = build.named[which]
             draw = operation.draw()
         else:
             operation, draw = tried.operation(tried.drawn), tried.Draw(seed, which)
@@ -181,12 +192,12 @@ Timed = Callable[[Any, int], tuple[str, dict[str, Any]]]  # package, threads -> 
 
 
 def timed_cases() -> dict[str, Timed]:
-    """List calls to time: the benchmark's quick suite, and options and operations that it lacks."""
-    suite = importlib.import_module("selfattn.benchmarks.attention")
-    chosen = suite.rows_of(
-        [name for name in suite.SUITES if name != "isa"], suite.Choice(peers=(), quick=True)
-    )
-    found = {row.label: spelled(suite, row.contestants[0].case) for row in chosen}
+    """List calls to time: some of the benchmark's cases, and options and operations that it lacks."""
+    suite = importlib.import_module("benchmarks.attention")
+    suites = ("forward", "causal", "masks", "float64", "16bit", "backward")
+    cases = [case for name in suites for case in suite.cases_of(name, [128, 1024], [64])]
+    cases += suite.cases_of("decoding", [4096], None)
+    found = {case.label: spelled(case) for case in cases}
     rng = np.random.default_rng(0)
     q, x = (rng.standard_normal(shape, dtype=np.float32) for shape in ((1, 8, 512, 64), (512, 768)))
     packed, ends = np.ascontiguousarray(q[0].swapaxes(0, 1)), [0, 100, 512]
@@ -210,6 +221,8 @@ def timed_cases() -> dict[str, Timed]:
         "layer_norm 512 x 768": ("layer_norm", x, 768, x[0], x[1]),
         "gelu 512 x 768": ("gelu", x),
         "softmax 1 x 4": ("softmax", x[0, :4]),
+        "2-D 3 x 4": ("scaled_dot_product_attention", *[x[:3, :4].copy()] * 3),
+        "(B, L, H, D) 512 x 64": ("scaled_dot_product_attention", *[packed[None].swapaxes(1, 2)] * 3),
     }
     for name, (function, *arguments) in calls.items():
         names = {"a": arguments}
@@ -226,14 +239,14 @@ def timed_cases() -> dict[str, Timed]:
     return found
 
 
-def spelled(suite: Any, case: Any) -> Timed:
-    """Return the call of selfattn in a case of the benchmark."""
-    made: list[Any] = []  # shared by both builds
+def spelled(case: Any) -> Timed:
+    """Return the call of selfattn in a case of the benchmark; both builds compute the same arrays."""
+    inputs: dict[str, Any] = {}
 
     def make(_: Any, threads: int) -> tuple[str, dict[str, Any]]:
-        made[:] = made or [case.inputs()]
-        spelling = suite.ENGINES["selfattn"].spell(case, made[0], threads)[0]
-        return spelling.statement, dict(spelling.names)
+        spelling = importlib.import_module("benchmarks.attention").selfattn(case, threads)[0]
+        inputs.update({name: spelling.names[name] for name in "qkv" if name not in inputs})
+        return spelling.statement, {**spelling.names, **inputs}
 
     return make
 
@@ -301,6 +314,7 @@ def main() -> int:
     parser.add_argument("--isa", metavar="A,B", help="instruction sets; all that both builds have here")
     parser.add_argument("--quick", action="store_true", help="1500 cases in place of 8000")
     parser.add_argument("--cases", metavar="N or A:B or A,B", help="how many cases, or which")
+    parser.add_argument("--models", action="store_true", help="pretrained models too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--show", type=int, default=5, metavar="N", help="print N differing cases of each dtype"
@@ -311,7 +325,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of timed calls")
     options = parser.parse_args()
 
-    builds = [Build(options.old), Build(options.new)]
+    builds = [Build(path, options.models) for path in (options.old, options.new)]
     available = [isa for isa in builds[0].core.available_isas() if isa in builds[1].core.available_isas()]
     isas = options.isa.split(",") if options.isa else available
     if unknown := set(isas) - set(available):
@@ -324,7 +338,7 @@ def main() -> int:
             compare_speed(builds, isa, options.seconds, options.only, options.threads)
         else:
             numbers = numbers_of(options.cases or ("1500" if options.quick else "8000"))
-            every = builds[1].operations.OPERATIONS.items()
+            every = builds[1].named.items()
             named = [] if options.cases else [name for name, each in every if not each.random]
             well &= compare_bits(builds, isa, [*numbers, *named], options.seed, options.show)
     return 0 if well else 1

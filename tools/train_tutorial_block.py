@@ -3,8 +3,9 @@
 
     python tools/train_tutorial_block.py
 
-The corpus and the loop are those of notebooks/src/2_sentence_embeddings.py. The seeds were chosen, out of forty, for models in
-which *bank* attends to the word that shows which bank is meant; others solve the task in other ways, as the notebook shows.
+The corpus and the loop are those of notebooks/src/2_sentence_embeddings.py. The seeds were chosen, out of forty, for
+models in which *bank* attends to the word that shows which bank is meant; others solve the task in other ways, as the
+notebook shows.
 """
 
 import json
@@ -44,8 +45,13 @@ def new_model(seed, num_heads):
     """Return an untrained model."""
     return nn.EmbeddingModel(
         lambda sentence: [WORDS.index(word) for word in sentence.split()],
-        len(WORDS), WIDTH, max_seq_len=16, num_heads=num_heads, dtype=np.float64, rng=seed,
-    )  # fmt: skip
+        len(WORDS),
+        WIDTH,
+        max_seq_len=16,
+        num_heads=num_heads,
+        dtype=np.float64,
+        rng=seed,
+    )
 
 
 def train(model, seed):

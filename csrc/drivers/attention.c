@@ -4,9 +4,10 @@
 #include "drivers/attention.h"
 #include "runtime/team.h"
 
-/* ---- the plan ------------------------------------------------------------------------------------------------------- */
+/* ---- the plan ---------------------------------------------------------------------------------------------------- */
 
-/* Keys are split into chunks of this length or more until there are enough tasks, of twice this length until there are many. */
+/* Keys are split into chunks of this length or more until there are enough tasks,
+ * of twice this length until there are many. */
 #define SA_LEAST_CHUNK 1024
 #define SA_ENOUGH_TASKS 16
 #define SA_MANY_TASKS 64
@@ -104,7 +105,7 @@ double sa_open_fraction(const sa_attention *a) {
     return fraction;
 }
 
-/* ---- blocks: each row, and the keys that it may see ----------------------------------------------------------------- */
+/* ---- blocks: each row, and the keys that it may see -------------------------------------------------------------- */
 
 ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t head, ptrdiff_t gqa) {
     ptrdiff_t offset = 0;
@@ -137,7 +138,8 @@ static void open_keys(const sa_attention *a, ptrdiff_t at, ptrdiff_t length, ptr
     }
 }
 
-/* Narrows row r, row i of its head, to the hull of the keys that block masks open; notes their runs if they have gaps. */
+/* Narrows row r, row i of its head, to the hull of the keys that block masks open;
+ * notes their runs if they have gaps. */
 static void narrow(const sa_attention *a, const ptrdiff_t *offset, ptrdiff_t i, sa_rows *rows, int r) {
     int lists = 0;
     for (int m = 0; m < a->block_mask_count; ++m) {
@@ -168,8 +170,8 @@ static void narrow(const sa_attention *a, const ptrdiff_t *offset, ptrdiff_t i, 
 }
 
 ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key) {
-    const ptrdiff_t step = a->by_rows ? SA_KEYS_PER_TILE : a->dropout_p > 0 ? 4 : 1;
-    return key / step * step;
+    const ptrdiff_t multiple = a->by_rows ? SA_KEYS_PER_TILE : a->dropout_p > 0 ? 4 : 1;
+    return key / multiple * multiple;
 }
 
 /* True if the mask's elements, each counted once, come from memory. If not, fetching ahead does not pay. */
@@ -241,8 +243,8 @@ static void describe_row(const sa_attention *a, const head_arrays *h, ptrdiff_t 
 }
 
 /* Describes the keys of a block. Clearing the whole struct would be slower. */
-static void describe_keys(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, sa_rows *rows, ptrdiff_t begin, ptrdiff_t end,
-                          sa_block *b) {
+static void describe_keys(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, sa_rows *rows, ptrdiff_t begin,
+                          ptrdiff_t end, sa_block *b) {
     begin = begin >= end ? end : rows->gaps > 0 ? begin / 4 * 4 : sa_tiles_from(a, begin);
     rows->clipped = rows->gaps > 0 || rows->open_from > begin || rows->open_to < end;
     b->a = a;
@@ -266,11 +268,11 @@ static void describe_keys(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, s
     b->partial = NULL;
 }
 
-void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
-                       sa_block *b) {
+void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most,
+                       sa_rows *rows, sa_block *b) {
     const int count = (int)sa_smaller(G * a->L - from, most);
-    const bool has_options = a->mask.m.data || a->lse.m.data || a->weights.m.data || a->stats.m.data || a->alibi.m.data ||
-                             a->sinks.m.data || a->dropout_p > 0;
+    const bool has_options = a->mask.m.data || a->lse.m.data || a->weights.m.data || a->stats.m.data ||
+                             a->alibi.m.data || a->sinks.m.data || a->dropout_p > 0;
     ptrdiff_t begin = PTRDIFF_MAX, end = 0, open_from = 0, open_to = PTRDIFF_MAX;
     rows->count = count;
     rows->gaps = 0;
@@ -294,7 +296,7 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
     describe_keys(a, G, group, rows, begin, end, b);
 }
 
-/* ---- stretches: where block masks let blocks end -------------------------------------------------------------------- */
+/* ---- stretches: where block masks let blocks end ----------------------------------------------------------------- */
 
 static int64_t class_of(const sa_stretches *s, ptrdiff_t at) {
     return *(const int64_t *)(const void *)(s->classes + at * s->mask->classes.m.row_stride);
@@ -323,8 +325,9 @@ sa_stretches sa_find_stretches(const sa_attention *a, ptrdiff_t G, ptrdiff_t gro
             one = sa_lead_offset(a, &mask->classes, group * G + head, 1) == offset;
         }
         if (one) {
-            return (sa_stretches){
-                .mask = mask, .classes = mask->classes.m.data + offset, .class_rows = sa_smaller(mask->class_rows, a->L) * G};
+            return (sa_stretches){.mask = mask,
+                                  .classes = mask->classes.m.data + offset,
+                                  .class_rows = sa_smaller(mask->class_rows, a->L) * G};
         }
     }
     return (sa_stretches){.mask = NULL};
@@ -364,7 +367,7 @@ sa_run sa_block_keys(const sa_stretches *s, ptrdiff_t from, ptrdiff_t to, ptrdif
     return all;
 }
 
-/* ---- tasks ---------------------------------------------------------------------------------------------------------- */
+/* ---- tasks ------------------------------------------------------------------------------------------------------- */
 
 static const char *query_of(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t r) {
     return a->query.m.data + sa_lead_offset(a, &a->query, group * G + r % G, 1) + r / G * a->query.m.row_stride;
@@ -380,16 +383,19 @@ static void look_ahead(const sa_attention *a, const sa_attention_plan *plan, ptr
     b->ahead = (ptrdiff_t)((uintptr_t)query_of(a, G, next_group, (last - next) * most) -
                            (uintptr_t)query_of(a, G, group, (last - here) * most));
     if (next_group != group) {
-        b->keys_ahead = sa_lead_offset(a, &a->key, next_group * G, a->gqa) - sa_lead_offset(a, &a->key, group * G, a->gqa);
+        b->keys_ahead =
+            sa_lead_offset(a, &a->key, next_group * G, a->gqa) - sa_lead_offset(a, &a->key, group * G, a->gqa);
     }
 }
 
-/* Groups are the outer loop, so threads use one head's keys. The last rows come first: in causal calls they see most keys. */
+/* Groups are the outer loop, so threads use one head's keys.
+ * The last rows come first: in causal calls they see most keys. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
                        sa_held *held) {
     const sa_real_kernels *kernels = sa_kernels_for(a->f64);
     ptrdiff_t chunk, block;
-    const ptrdiff_t group = sa_divide(sa_divide(t, plan->chunks, &chunk), plan->blocks, &block), most = plan->block_rows;
+    const ptrdiff_t group = sa_divide(sa_divide(t, plan->chunks, &chunk), plan->blocks, &block),
+                    most = plan->block_rows;
     const ptrdiff_t first = (plan->blocks - 1 - block) * most, end = sa_smaller(first + most, plan->rows);
     const ptrdiff_t number = group * plan->chunks + chunk;
     sa_stretches *stretches = &held->stretches;
@@ -443,7 +449,8 @@ static ptrdiff_t *tasks_taken(const forward_run *run, int thread) {
     return (ptrdiff_t *)(void *)(run->scratch + (size_t)(thread + 1) * run->plan->scratch_bytes - SA_CACHE_LINE);
 }
 
-/* Returns the next task, or plan->tasks: first from the thread's share, whose copied keys it uses again, then from others. */
+/* Returns the next task, or plan->tasks: first from the thread's share, whose copied keys it uses again,
+ * then from others. */
 static ptrdiff_t take_task(const forward_run *run, int thread, int team) {
     sa_let_others_take();
     for (int i = 0; i < team; ++i) {
@@ -481,7 +488,8 @@ static void run_task(const forward_run *run, ptrdiff_t t, char *scratch, sa_held
     }
 }
 
-/* Iterations are independent: a task writes its own rows or partial result, and a merge begins after all that it reads. */
+/* Iterations are independent: a task writes its own rows or partial result,
+ * and a merge begins after all that it reads. */
 static void run_tasks(void *call, int thread, int team) {
     const forward_run *run = call;
     char *scratch = run->scratch + (size_t)thread * run->plan->scratch_bytes;

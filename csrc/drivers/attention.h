@@ -23,17 +23,17 @@ static inline char *sa_at_head(const sa_attention *a, const sa_tensor *t, ptrdif
     return t->m.data ? t->m.data + sa_lead_offset(a, t, head, 1) : NULL;
 }
 
-/* Describes up to `most` rows, from row `from` of a group of G heads, and their block with all keys of the group. Rows of one
- * query in all heads of a group are neighbours, so causal blocks are narrow. */
-void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
-                       sa_block *b);
+/* Describes up to `most` rows, from row `from` of a group of G heads, and their block with all keys of the group. Rows
+ * of one query in all heads of a group are neighbours, so causal blocks are narrow. */
+void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most,
+                       sa_rows *rows, sa_block *b);
 
 /* The key at which tiles begin for keys from `key` on: dropout draws for four keys at a time, and
  * with by_rows tiles are the same for all rows. */
 ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key);
 
-/* Stretches are rows, such as a document's, that have no key in common with the rows before. A block does not cross the end of
- * a stretch, and tiles begin with a stretch's first key. */
+/* Stretches are rows, such as a document's, that have no key in common with the rows before. A block does not cross the
+ * end of a stretch, and tiles begin with a stretch's first key. */
 typedef struct {
     const sa_block_mask *mask; /* NULL: one stretch */
     const char *classes;
@@ -43,10 +43,11 @@ typedef struct {
 
 sa_stretches sa_find_stretches(const sa_attention *a, ptrdiff_t G, ptrdiff_t group);
 
-/* The next row from `row` on, at most `until`, at which a block begins. Blocks have `most` rows, or fewer where a stretch ends.
- * *key becomes the first key of the row's stretch. */
+/* The next row from `row` on, at most `until`, at which a block begins. Blocks have `most` rows, or fewer where a
+ * stretch ends. *key becomes the first key of the row's stretch. */
 ptrdiff_t sa_stretch_begin(sa_stretches *s, ptrdiff_t row, ptrdiff_t most, ptrdiff_t until, ptrdiff_t *key);
-static inline ptrdiff_t sa_block_begin(sa_stretches *s, ptrdiff_t row, ptrdiff_t most, ptrdiff_t until, ptrdiff_t *key) {
+static inline ptrdiff_t sa_block_begin(sa_stretches *s, ptrdiff_t row, ptrdiff_t most, ptrdiff_t until,
+                                       ptrdiff_t *key) {
     *key = 0;
     return s->mask == NULL || row >= until ? row : sa_stretch_begin(s, row, most, until, key);
 }
@@ -86,11 +87,13 @@ typedef struct {
 sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan);
 
 void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch);
-/* Waits until *ahead counts enough rows of the group before; counts the rows that it has done in *done. Either may be NULL. */
+/* Waits until *ahead counts enough rows of the group before; counts the rows that it has done in *done.
+ * Either may be SA_NOT_COUNTED. */
+#define SA_NOT_COUNTED NULL
 void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t turn, ptrdiff_t t,
                             char *scratch, const ptrdiff_t *ahead, ptrdiff_t *done);
-void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m, ptrdiff_t t,
-                           char *scratch);
+void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m,
+                           ptrdiff_t t, char *scratch);
 
 /* The number of tasks of a turn; 0 if no gradient needs them. */
 ptrdiff_t sa_backward_range_tasks(const sa_attention_gradients *g, const sa_backward_plan *plan);

@@ -5,8 +5,8 @@
  * range (c + t) mod R. Tasks of a turn share neither rows nor keys, and R turns cover every pair.
  *
  * Groups that share a float mask, and so its gradient, have ranks: in turn t a group of rank k works on row range
- * (k + c + t) mod R, and at most R groups work at a time. Without such a mask every rank is 0. If the mask's gradient is not
- * wanted, the order is the same, but groups do not wait.
+ * (k + c + t) mod R, and at most R groups work at a time. Without such a mask every rank is 0. If the mask's gradient
+ * is not wanted, the order is the same, but groups do not wait.
  *
  * Large groups that share a mask follow one another through their rows, a block apart, so that a thread stays with one
  * group's keys. Packed sequences must not wait: in turn t rank k then has row range t − k, which is the same order.
@@ -19,8 +19,8 @@
 #include "drivers/attention.h"
 #include "runtime/team.h"
 
-/* Keys and rows are cut into ranges until there are this many tasks. A range has a least length, because each task copies its
- * keys and rows. */
+/* Keys and rows are cut into ranges until there are this many tasks.
+ * A range has a least length, because each task copies its keys and rows. */
 #define SA_FEW_TASKS 8
 #define SA_LEAST_RANGE 256
 #define SA_MANY_TASKS 64
@@ -30,8 +30,9 @@
 #define SA_BLOCKS_TO_FOLLOW 8
 #define SA_BYTES_TO_FOLLOW (6 << 20)
 
-/* A task gathers its rows of dK and dV, up to this many bytes, if they are this far apart, as they would use few sets of the
- * caches. It also gathers them if rows begin inside cache lines, kernels add whole lines, and the task has this many blocks. */
+/* A task gathers its rows of dK and dV, up to this many bytes, if they are this far apart, as they would use few sets
+ * of the caches. It also gathers them if rows begin inside cache lines, kernels add whole lines, and the task has this
+ * many blocks. */
 #define SA_FAR_APART 1024
 #define SA_GATHERED_BYTES ((size_t)8 << 20)
 #define SA_LEAST_BLOCKS_TO_GATHER 8
@@ -47,7 +48,8 @@ static ptrdiff_t count_ranges(ptrdiff_t groups, ptrdiff_t length) {
     return sa_larger(1, sa_larger(few, many));
 }
 
-/* The number of groups along an axis. Called from the last axis to the first; *inside is the rest of a group's heads. */
+/* The number of groups along an axis. Called from the last axis to the first;
+ * *inside is the rest of a group's heads. */
 static ptrdiff_t groups_along(const sa_attention *a, int axis, ptrdiff_t *inside) {
     const ptrdiff_t within = sa_smaller(*inside, a->lead[axis]);
     *inside /= within;
@@ -55,7 +57,8 @@ static ptrdiff_t groups_along(const sa_attention *a, int axis, ptrdiff_t *inside
 }
 
 /* The group of rank `rank` among the groups that share the mask elements of `owner`. */
-static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t owner, ptrdiff_t rank) {
+static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t owner,
+                          ptrdiff_t rank) {
     ptrdiff_t group = 0, times = 1, inside = plan->group;
     for (int axis = g->a->n_lead - 1; axis >= 0; --axis) {
         const ptrdiff_t n = groups_along(g->a, axis, &inside);
@@ -69,8 +72,8 @@ static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_pla
 
 static ptrdiff_t common_divisor(ptrdiff_t a, ptrdiff_t b) { return b == 0 ? a : common_divisor(b, a % b); }
 
-/* Counts groups that share a float mask. In a group, heads that share a mask row are neighbouring rows, and a range must not
- * separate them. */
+/* Counts groups that share a float mask. In a group, heads that share a mask row are neighbouring rows,
+ * and a range must not separate them. */
 static void plan_sharing(const sa_attention_gradients *g, sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool with_mask = a->mask.m.data && a->mask.m.dtype != SA_BOOL;
@@ -82,19 +85,20 @@ static void plan_sharing(const sa_attention_gradients *g, sa_backward_plan *plan
     const ptrdiff_t grain = plan->group / common_divisor(plan->group, plan->block_rows);
     const bool rows_share = with_mask && a->L > 1 && g->dmask.m.row_stride == 0;
     const bool ranges_share = with_mask && plan->key_ranges > 1 && g->dmask.m.col_stride == 0;
-    plan->mask_apart = rows_share || ranges_share || (sharing > 1 && plan->blocks <= grain);
-    plan->sharing = plan->mask_apart ? 1 : sharing;
+    plan->mask_has_pass = rows_share || ranges_share || (sharing > 1 && plan->blocks <= grain);
+    plan->sharing = plan->mask_has_pass ? 1 : sharing;
     plan->grain_blocks = plan->sharing > 1 ? grain : 1;
     plan->key_ranges = sa_smaller(plan->key_ranges, sa_ceil_div(plan->blocks, plan->grain_blocks));
 }
 
 /* True if rows share elements of the mask's gradient, which are then summed in scratch. */
-static bool sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan) {
-    return g->dmask.m.data && plan->mask_apart && g->dmask.m.row_stride == 0;
+static bool sums_mask_in_scratch(const sa_attention_gradients *g, const sa_backward_plan *plan) {
+    return g->dmask.m.data && plan->mask_has_pass && g->dmask.m.row_stride == 0;
 }
 
 static bool are_to_follow(const sa_attention *a, const sa_backward_plan *plan) {
-    const double bytes = 2.0 * (double)plan->sharing * (double)a->S * (double)(a->E + a->Dv) * (double)sa_element_size(a->f64);
+    const double bytes =
+        2.0 * (double)plan->sharing * (double)a->S * (double)(a->E + a->Dv) * (double)sa_element_size(a->f64);
     return plan->sharing > 1 && plan->key_ranges == 1 && plan->blocks >= SA_BLOCKS_TO_FOLLOW &&
            bytes > (double)SA_BYTES_TO_FOLLOW;
 }
@@ -129,22 +133,24 @@ static ptrdiff_t first_block(const sa_backward_plan *plan, ptrdiff_t range) {
 /* True if rows are far apart or, if `lines`, begin inside cache lines. */
 static bool is_spread(const sa_attention *a, const sa_matrix *m, ptrdiff_t width, bool lines) {
     const ptrdiff_t stride = m->row_stride;
-    const bool far = stride != width * (ptrdiff_t)sa_element_size(a->f64) && (stride > SA_FAR_APART || stride < -SA_FAR_APART);
+    const bool far =
+        stride != width * (ptrdiff_t)sa_element_size(a->f64) && (stride > SA_FAR_APART || stride < -SA_FAR_APART);
     return m->data && (far || (lines && (uintptr_t)m->data % SA_CACHE_LINE != 0));
 }
 
 /* Bytes of gathered gradients; 0: nothing is gathered. */
 static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
-    const bool lines =
-        plan->range_blocks * plan->turns_at_once >= SA_LEAST_BLOCKS_TO_GATHER && sa_kernels_for(a->f64)->adds_by_lines(a);
+    const bool lines = plan->range_blocks * plan->turns_at_once >= SA_LEAST_BLOCKS_TO_GATHER &&
+                       sa_kernels_for(a->f64)->adds_by_lines(a);
     if (!is_spread(a, &g->dkey.m, a->E, lines) && !is_spread(a, &g->dvalue.m, a->Dv, lines)) {
         return 0;
     }
-    const size_t row = (size_t)(a->E + a->Dv) * sa_element_size(a->f64), keys = (size_t)sa_smaller(plan->range_keys, a->S);
-    return row > 0 && keys <= SA_GATHERED_BYTES / row
-               ? sa_whole_lines(keys * (size_t)a->E * sa_element_size(a->f64)) + keys * (size_t)a->Dv * sa_element_size(a->f64)
-               : 0;
+    const size_t row = (size_t)(a->E + a->Dv) * sa_element_size(a->f64),
+                 keys = (size_t)sa_smaller(plan->range_keys, a->S);
+    return row > 0 && keys <= SA_GATHERED_BYTES / row ? sa_whole_lines(keys * (size_t)a->E * sa_element_size(a->f64)) +
+                                                            keys * (size_t)a->Dv * sa_element_size(a->f64)
+                                                      : 0;
 }
 
 static size_t take(sa_backward_plan *plan, size_t bytes) {
@@ -176,11 +182,12 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     take(plan, kernels->backward_scratch(g));
     const size_t gathered = gathered_bytes(g, plan);
     plan->gathered_at = gathered > 0 ? take(plan, gathered) : 0;
-    plan->mask_sums_at = take(plan, sums_mask_apart(g, plan) ? SA_MASK_KEYS * sa_element_size(a->f64) : 0);
+    plan->mask_sums_at = take(plan, sums_mask_in_scratch(g, plan) ? SA_MASK_KEYS * sa_element_size(a->f64) : 0);
     const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32) * sa_open_fraction(a);
-    const double tasks = g->dmask.m.data && plan->mask_apart ? HUGE_VAL : (double)plan->tasks;
+    const double tasks = g->dmask.m.data && plan->mask_has_pass ? HUGE_VAL : (double)plan->tasks;
     plan->threads = sa_threads_for(work, SA_WORK_PER_THREAD, tasks, max_threads);
-    plan->done_at = take(plan, plan->threads > 1 ? (size_t)sa_ceil_div(plan->tasks, plan->threads) * sizeof(ptrdiff_t) : 0);
+    plan->done_at =
+        take(plan, plan->threads > 1 ? (size_t)sa_ceil_div(plan->tasks, plan->threads) * sizeof(ptrdiff_t) : 0);
     return SA_OK;
 }
 
@@ -205,6 +212,7 @@ static void gather(const sa_backward_plan *plan, sa_backward_block *b, ptrdiff_t
     b->first_key = key;
 }
 
+enum { TOGETHER, BACK };
 static void move_gathered(const gathered_rows rows[2], ptrdiff_t key, ptrdiff_t n, bool back) {
     for (int i = 0; i < 2; ++i) {
         for (ptrdiff_t r = 0; rows[i].in_place && r < n; ++r) {
@@ -263,8 +271,8 @@ void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_p
     if (sa_cancelled(g->a)) {
         return;
     }
-    describe_backward_block(g, plan->group, t / plan->blocks, t % plan->blocks * plan->block_rows, plan->block_rows, &rows,
-                            &grads, &b);
+    describe_backward_block(g, plan->group, t / plan->blocks, t % plan->blocks * plan->block_rows, plan->block_rows,
+                            &rows, &grads, &b);
     sa_kernels_for(g->a->f64)->attention_delta(&b, scratch);
 }
 
@@ -272,7 +280,8 @@ static bool wants_rows_or_keys(const sa_attention_gradients *g) {
     return g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data;
 }
 
-/* Blocks must end at the same rows in all groups that take turns, so that no two groups add to the same rows of the mask. */
+/* Blocks must end at the same rows in all groups that take turns,
+ * so that no two groups add to the same rows of the mask. */
 static sa_stretches stretches_of(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t group) {
     bool alike = plan->grain_blocks == 1;
     for (int m = 0; m < g->a->block_mask_count; ++m) {
@@ -312,13 +321,13 @@ static void work_on_keys(sa_backward_block *b, char *scratch) {
 }
 
 /* first_key is the first of the stretch. fresh: no turn has added to these keys yet. */
-static void work_on_block(const sa_attention_gradients *g, const sa_backward_plan *plan, range_state *at, ptrdiff_t from,
-                          ptrdiff_t until, ptrdiff_t first_key, bool fresh, char *scratch) {
+static void work_on_block(const sa_attention_gradients *g, const sa_backward_plan *plan, range_state *at,
+                          ptrdiff_t from, ptrdiff_t until, ptrdiff_t first_key, bool fresh, char *scratch) {
     sa_rows rows;
     sa_row_gradients grads;
     sa_backward_block b;
     describe_backward_block(g, plan->group, at->group, from, until - from, &rows, &grads, &b);
-    b.with_mask &= !plan->mask_apart;
+    b.with_mask &= !plan->mask_has_pass;
     b.mask_only = !wants_rows_or_keys(g);
     keep_keys(&b.b, at->key, at->end);
     b.b.copied_from = sa_smaller(sa_larger(sa_tiles_from(g->a, first_key), at->key), b.b.begin);
@@ -330,7 +339,7 @@ static void work_on_block(const sa_attention_gradients *g, const sa_backward_pla
     if (plan->gathered_at > 0) {
         gather(plan, &b, at->key, at->end, scratch, at->gathered);
         if (!at->held) {
-            move_gathered(at->gathered, at->key, at->end - at->key, false);
+            move_gathered(at->gathered, at->key, at->end - at->key, TOGETHER);
         }
     }
     at->held = true;
@@ -338,8 +347,8 @@ static void work_on_block(const sa_attention_gradients *g, const sa_backward_pla
     work_on_keys(&b, scratch);
 }
 
-static void work_on_row_range(const sa_attention_gradients *g, const sa_backward_plan *plan, range_state *at, ptrdiff_t range,
-                              bool fresh, char *scratch) {
+static void work_on_row_range(const sa_attention_gradients *g, const sa_backward_plan *plan, range_state *at,
+                              ptrdiff_t range, bool fresh, char *scratch) {
     const ptrdiff_t most = plan->block_rows, end = sa_smaller(first_block(plan, range + 1) * most, plan->rows);
     ptrdiff_t first_key, until, from = first_block(plan, range) * most;
     for (; (from = sa_block_begin(&at->stretches, from, most, plan->rows, &first_key)) < end; from = until) {
@@ -370,8 +379,11 @@ void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_p
     if (rank >= plan->sharing || begun < 0 || begun >= plan->row_ranges) { /* in this turn another group works */
         return;
     }
-    range_state at = {
-        .group = group_of(g, plan, owner, rank), .key = c * plan->range_keys, .copied_from = -1, .ahead = ahead, .done = done};
+    range_state at = {.group = group_of(g, plan, owner, rank),
+                      .key = c * plan->range_keys,
+                      .copied_from = -1,
+                      .ahead = ahead,
+                      .done = done};
     at.end = sa_smaller(at.key + plan->range_keys, g->a->S);
     at.stretches = stretches_of(g, plan, at.group);
     for (ptrdiff_t i = 0; i < plan->turns_at_once; ++i) {
@@ -379,19 +391,19 @@ void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_p
         work_on_row_range(g, plan, &at, range, begun == 0, scratch);
     }
     if (at.held && plan->gathered_at > 0) {
-        move_gathered(at.gathered, at.key, at.end - at.key, true);
+        move_gathered(at.gathered, at.key, at.end - at.key, BACK);
     }
 }
 
 ptrdiff_t sa_backward_range_tasks(const sa_attention_gradients *g, const sa_backward_plan *plan) {
-    return wants_rows_or_keys(g) || (g->dmask.m.data && !plan->mask_apart) ? plan->tasks : 0;
+    return wants_rows_or_keys(g) || (g->dmask.m.data && !plan->mask_has_pass) ? plan->tasks : 0;
 }
 
-/* ---- a separate pass for a mask's gradient ------------------------------------------------------------------------------- */
+/* ---- a separate pass for a mask's gradient ----------------------------------------------------------------------- */
 
 sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
-    if (!g->dmask.m.data || !plan->mask_apart) {
+    if (!g->dmask.m.data || !plan->mask_has_pass) {
         return (sa_mask_plan){0};
     }
     sa_mask_plan m = {.owners = 1, .key_ranges = 1, .range_keys = a->S, .heads = 1};
@@ -435,7 +447,7 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
                          ptrdiff_t end, char *scratch) {
     const sa_attention *a = g->a;
     const ptrdiff_t stride = g->dmask.m.col_stride, elements = stride != 0 ? end - key : 1;
-    const bool apart = sums_mask_apart(g, plan);
+    const bool in_scratch = sums_mask_in_scratch(g, plan);
     char *sums = scratch + plan->mask_sums_at;
     bool held = false; /* scratch has this head's copied keys */
     ptrdiff_t summed = 0;
@@ -445,13 +457,13 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
         sa_backward_block b;
         describe_backward_block(g, 1, head, row, plan->block_rows, &rows, &grads, &b);
         char *to = grads.dmask[0] + key * stride;
-        if (apart && summed == 0) {
+        if (in_scratch && summed == 0) {
             memset(sums, 0, (size_t)elements * sa_element_size(a->f64));
         }
-        for (int r = 0; r < rows.count && apart; ++r) {
+        for (int r = 0; r < rows.count && in_scratch; ++r) {
             grads.dmask[r] = sums;
         }
-        b.dmask_key = apart ? key : 0;
+        b.dmask_key = in_scratch ? key : 0;
         b.mask_only = true;
         keep_keys(&b.b, key, end);
         b.b.copied_from = key;
@@ -460,15 +472,15 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
             held = true;
             sa_kernels_for(a->f64)->attention_backward(&b, scratch);
         }
-        if (apart && (++summed == SA_BLOCKS_IN_A_SUM || row + plan->block_rows >= a->L)) {
+        if (in_scratch && (++summed == SA_BLOCKS_IN_A_SUM || row + plan->block_rows >= a->L)) {
             add_sums(a, to, sums, elements);
             summed = 0;
         }
     }
 }
 
-void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m, ptrdiff_t t,
-                           char *scratch) {
+void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m,
+                           ptrdiff_t t, char *scratch) {
     const ptrdiff_t owner = t / m->key_ranges, key = t % m->key_ranges * m->range_keys,
                     end = sa_smaller(key + m->range_keys, g->a->S);
     for (ptrdiff_t head = 0; head < m->heads; ++head) {
@@ -477,7 +489,7 @@ void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_pl
         }
     }
 }
-/* ---- the run -------------------------------------------------------------------------------------------------------- */
+/* ---- the run ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     const sa_attention_gradients *g;
@@ -523,7 +535,7 @@ static void task_in_order(const backward_run *run, ptrdiff_t turn, ptrdiff_t t, 
     sa_wait_for(done_of(run, t), turn);
     sa_wait_for(done_of(run, (first + k) * N + (c + 1) % N), turn);
     sa_wait_for(done_of(run, (first + (k + 1) % K) * N + c), with_mask ? turn : 0);
-    sa_backward_range_task(run->g, plan, turn, t, scratch, NULL, NULL);
+    sa_backward_range_task(run->g, plan, turn, t, scratch, SA_NOT_COUNTED, SA_NOT_COUNTED);
     sa_raise(done_of(run, t), turn + 1);
 }
 
@@ -533,14 +545,15 @@ static void run_tasks(void *call, int thread, int team) {
     /* Iterations are independent: a block writes its own rows' delta and sink gradients. */
     sa_share_tasks(team, run->plan->groups * run->plan->blocks, delta_task, &at);
     sa_wait_for_team(team);
-    /* Writers of an element take turns. A counter numbers tasks: a shared loop could give a thread later tasks first. */
+    /* Writers of an element take turns. A counter numbers tasks: a shared loop could give a thread later tasks
+     * first. */
     for (ptrdiff_t i; (i = __atomic_fetch_add(&run->taken, 1, __ATOMIC_RELAXED)) < run->plan->turns * run->tasks;) {
         const ptrdiff_t turn = i / run->tasks, t = i % run->tasks;
         sa_let_others_take();
         if (run->plan->threads > 1) {
             task_in_order(run, turn, t, at.scratch);
         } else {
-            sa_backward_range_task(run->g, run->plan, turn, t, at.scratch, NULL, NULL);
+            sa_backward_range_task(run->g, run->plan, turn, t, at.scratch, SA_NOT_COUNTED, SA_NOT_COUNTED);
         }
     }
     /* Iterations are independent: a task owns its elements of the mask. */

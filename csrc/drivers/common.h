@@ -9,8 +9,8 @@ static inline ptrdiff_t sa_larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a :
 static inline size_t sa_most(size_t a, size_t b) { return a > b ? a : b; }
 static inline ptrdiff_t sa_ceil_div(ptrdiff_t a, ptrdiff_t b) { return a / b + (a % b != 0); }
 
-/* With axes no longer than this, diagonals and window bounds cannot overflow: 2^48 and 2^40, with 32 bits 2^28 and 2^24. Products
- * are checked one by one. */
+/* With axes no longer than this, diagonals and window bounds cannot overflow: 2^48 and 2^40, with 32 bits 2^28 and
+ * 2^24. Products are checked one by one. */
 #define SA_MAX_LENGTH (PTRDIFF_MAX / (sizeof(ptrdiff_t) > 4 ? 1 << 15 : 8) + 1)
 #define SA_MAX_WIDTH (PTRDIFF_MAX / (sizeof(ptrdiff_t) > 4 ? 1 << 23 : 128) + 1)
 
@@ -21,7 +21,9 @@ static inline ptrdiff_t sa_divide(ptrdiff_t a, ptrdiff_t b, ptrdiff_t *rest) {
 }
 
 #define SA_CACHE_LINE 64
-static inline size_t sa_whole_lines(size_t bytes) { return (bytes + SA_CACHE_LINE - 1) / SA_CACHE_LINE * SA_CACHE_LINE; }
+static inline size_t sa_whole_lines(size_t bytes) {
+    return (bytes + SA_CACHE_LINE - 1) / SA_CACHE_LINE * SA_CACHE_LINE;
+}
 
 static inline size_t sa_element_size(bool f64) { return f64 ? sizeof(double) : sizeof(float); }
 

@@ -1,11 +1,12 @@
-/* Driver of products with compact weights: makes panels, rounds rows, and multiplies tile by tile. An element is one exact sum,
- * scaled in a fixed order, so its bits depend on its row and column alone. */
+/* Driver of products with compact weights: makes panels, rounds rows, and multiplies tile by tile. An element is one
+ * exact sum, scaled in a fixed order, so its bits depend on its row and column alone. */
 #include "drivers/compact.h"
 
 #include <math.h>
 #include <string.h>
 
-/* A matrix unit reads whole tiles, so this many bytes after the last panel are zeros, and rows are whole cache lines. */
+/* A matrix unit reads whole tiles, so this many bytes after the last panel are zeros,
+ * and rows are whole cache lines. */
 #define SA_AFTER_PANELS 2048
 
 /* Bytes of panels that are multiplied by all rows before the next, so that they stay in L2. */
@@ -19,7 +20,9 @@ static ptrdiff_t groups_of(sa_weights kind, ptrdiff_t in) {
 }
 
 /* Words of a row: at least one, which has zeros if there are no numbers. */
-static ptrdiff_t words_of(sa_weights kind, ptrdiff_t in) { return sa_ceil_div(sa_larger(in, 1), numbers_in_word(kind)); }
+static ptrdiff_t words_of(sa_weights kind, ptrdiff_t in) {
+    return sa_ceil_div(sa_larger(in, 1), numbers_in_word(kind));
+}
 
 static ptrdiff_t panel_bytes(ptrdiff_t words) { return words * SA_PANEL_COLUMNS * SA_WORD; }
 
@@ -47,10 +50,11 @@ static float sum_of_group(const int8_t *row, ptrdiff_t n) {
     return (float)sum;
 }
 
-sa_compact sa_compact_fill(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory) {
+sa_compact sa_compact_fill(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale,
+                           char *memory) {
     const ptrdiff_t panels = sa_ceil_div(out, SA_PANEL_COLUMNS), words = words_of(kind, in);
     const ptrdiff_t groups = groups_of(kind, in), bytes = SA_WORD / numbers_in_word(kind);
-    float *scales = (float *)(void *)(memory + panels * panel_bytes(words) + SA_AFTER_PANELS);
+    float *scales = (void *)(memory + panels * panel_bytes(words) + SA_AFTER_PANELS);
     float *offset = scales + panels * groups * SA_PANEL_COLUMNS;
     const sa_compact w = {.kind = kind,
                           .out = out,
@@ -67,7 +71,8 @@ sa_compact sa_compact_fill(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const v
         for (ptrdiff_t g = 0; g < groups && g * SA_GROUP < in; ++g) {
             const ptrdiff_t at = (c / SA_PANEL_COLUMNS * groups + g) * SA_PANEL_COLUMNS + c % SA_PANEL_COLUMNS;
             scales[at] = scale[c * groups + g];
-            offset[at] = scales[at] * sum_of_group((const int8_t *)row + g * SA_GROUP, sa_smaller(SA_GROUP, in - g * SA_GROUP));
+            offset[at] =
+                scales[at] * sum_of_group((const int8_t *)row + g * SA_GROUP, sa_smaller(SA_GROUP, in - g * SA_GROUP));
         }
     }
     return w;
@@ -103,7 +108,8 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
     const sa_kernels *kernels = sa_kernels_active();
     const ptrdiff_t stride = stride_of(l->weights, l->in);
     const float *x = (const float *)(const void *)l->x + row * l->in;
-    sa_compact_rows r = {.row = row, .rows = rows, .stride = stride, .unit = sa_compact_active(l->weights), .x = scratch};
+    sa_compact_rows r = {
+        .row = row, .rows = rows, .stride = stride, .unit = sa_compact_active(l->weights), .x = scratch};
     r.rounded = (sa_rounded *)(void *)(r.x + readable(l->weights, rows) * stride);
     r.sums = (char *)r.rounded + rounded_bytes(l->weights, rows, l->in);
     if (l->in == 0) {
@@ -119,7 +125,7 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
     }
     for (ptrdiff_t i = 0; i < rows; ++i) {
         char *to = r.x + i * stride;
-        kernels->narrow(x + i * l->in, l->in, SA_BF16, (uint16_t *)(void *)to);
+        kernels->narrow(x + i * l->in, l->in, SA_BF16, (void *)to);
         memset(to + l->in * 2, 0, (size_t)(stride - l->in * 2));
     }
     return r;
@@ -140,14 +146,15 @@ static float plain_sum(const sa_compact *w, ptrdiff_t c, const float *x) {
 /* Activates the result of a product, while rows of y are in a CPU cache. */
 static void activate(const sa_linear *l, ptrdiff_t at, ptrdiff_t rows, ptrdiff_t width, ptrdiff_t out) {
     const ptrdiff_t bytes = at * (ptrdiff_t)sizeof(float);
-    const sa_active active = {l->activation, rows, width, out, l->y[0] + bytes, l->gate == NULL ? NULL : l->gate + bytes};
+    const sa_active active = {
+        l->activation, rows, width, out, l->y[0] + bytes, l->gate == NULL ? NULL : l->gate + bytes};
     sa_kernels_active()->f32.activate(&active, l->active + bytes);
 }
 
 static void unrounded_row(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width) {
-    const sa_compact *w = (const sa_compact *)(const void *)l->weight[which];
+    const sa_compact *w = (const void *)l->weight[which];
     const ptrdiff_t at = row * w->out + column;
-    const float *bias = (const float *)(const void *)l->bias[which], *residual = (const float *)(const void *)l->residual;
+    const float *bias = (const void *)l->bias[which], *residual = (const void *)l->residual;
     float *y = (float *)(void *)l->y[which] + at;
     for (ptrdiff_t c = 0; c < width; ++c) {
         const float start =
@@ -162,11 +169,11 @@ static void unrounded_row(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_
 /* Multiplies a tile of rows by a panel, a few groups at a time. */
 static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t first, ptrdiff_t rows, int which,
                           ptrdiff_t column, ptrdiff_t width) {
-    const sa_compact *w = (const sa_compact *)(const void *)l->weight[which];
+    const sa_compact *w = (const void *)l->weight[which];
     const bool int8 = l->weights == SA_WEIGHTS_INT8, gelu = int8 && l->activation == SA_ACT_GELU && l->gate == NULL;
     const ptrdiff_t at = (r->row + first) * w->out + column, panel = column / SA_PANEL_COLUMNS;
     const ptrdiff_t group = int8 ? SA_GROUP_WORDS : w->words, word_bytes = r->unit->widened ? 2 * SA_WORD : SA_WORD;
-    const float *bias = (const float *)(const void *)l->bias[which], *residual = (const float *)(const void *)l->residual;
+    const float *bias = (const void *)l->bias[which], *residual = (const void *)l->residual;
     float *y = (float *)(void *)l->y[which] + at;
     sa_compact_ends ends = {.rows = rows,
                             .width = width,
@@ -205,7 +212,7 @@ static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
 /* Multiplies rounded rows from … end − 1, all of which could be rounded. */
 static void multiply_rows(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t from, ptrdiff_t end, int which,
                           ptrdiff_t column, ptrdiff_t width) {
-    const sa_compact *w = (const sa_compact *)(const void *)l->weight[which];
+    const sa_compact *w = (const void *)l->weight[which];
     const sa_compact_unit *unit = r->unit;
     const ptrdiff_t tiles = sa_ceil_div(end - from, unit->most_rows), end_column = column + width;
     const ptrdiff_t at_once = sa_larger(SA_PANELS_AT_ONCE / sa_larger(panel_bytes(w->words), 1), 1) * SA_PANEL_COLUMNS;
@@ -226,8 +233,8 @@ static void multiply_rows(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
     }
 }
 
-/* A row that cannot be rounded is multiplied alone, between the rows before and after it. y may be the residual, so each row is
- * written once. */
+/* A row that cannot be rounded is multiplied alone, between the rows before and after it.
+ * y may be the residual, so each row is written once. */
 void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int which, ptrdiff_t column, ptrdiff_t width) {
     ptrdiff_t from = 0;
     for (ptrdiff_t i = 0; i < r->rows && l->weights == SA_WEIGHTS_INT8; ++i) {

@@ -4,10 +4,12 @@
 
 #include "drivers/linear.h"
 
-/* Returns the bytes of the panels of weights (out, in), which for int8 are followed by scales and offsets. sa_compact_fill
- * fills 64-byte aligned memory of that size from int8 and scales of groups (out, ceil(in / SA_GROUP)), or from bfloat16. */
+/* Returns the bytes of the panels of weights (out, in), which for int8 are followed by scales and offsets.
+ * sa_compact_fill fills 64-byte aligned memory of that size from int8 and scales of groups (out, ceil(in / SA_GROUP)),
+ * or from bfloat16. */
 size_t sa_compact_bytes(sa_weights kind, ptrdiff_t out, ptrdiff_t in);
-sa_compact sa_compact_fill(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory);
+sa_compact sa_compact_fill(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale,
+                           char *memory);
 
 /* A task rounds its rows, then multiplies them by its share of each weight's columns. */
 typedef struct {

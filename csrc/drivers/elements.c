@@ -89,4 +89,7 @@ static void walk(const sa_elements *x, const char *from, double factor) {
 
 void sa_elements_write(const sa_elements *to, const void *from) { walk(to, from, 1); }
 
-void sa_elements_scale(const sa_elements *x, double factor) { walk(x, NULL, factor); }
+void sa_elements_scale(const sa_elements *x, double factor) {
+    const char *from = NULL;
+    walk(x, from, factor);
+}

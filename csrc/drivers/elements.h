@@ -1,5 +1,5 @@
-/* Writes, or multiplies, the elements of an array of any strides, dtype and byte order. Allocates nothing, so that it cannot
- * fail halfway. */
+/* Writes, or multiplies, the elements of an array of any strides, dtype and byte order.
+ * Allocates nothing, so that it cannot fail halfway. */
 #ifndef SA_ELEMENTS_H
 #define SA_ELEMENTS_H
 

@@ -32,14 +32,16 @@
 #define SA_LINEAR_WORK_PER_THREAD 1000000.0
 #define SA_ROWS_OF_PANELS 6
 
-static ptrdiff_t bytes_of(const sa_linear *l, ptrdiff_t elements) { return elements * (ptrdiff_t)sa_element_size(l->f64); }
+static ptrdiff_t bytes_of(const sa_linear *l, ptrdiff_t elements) {
+    return elements * (ptrdiff_t)sa_element_size(l->f64);
+}
 
-/* True if a matrix unit splits the operands, with sums of n terms, or in matmul_tn with rows of n columns. A task then has many
- * rows and a share of the columns, to split weights once; otherwise it has one panel of columns. */
+/* True if a matrix unit splits the operands, with sums of n terms, or in matmul_tn with rows of n columns. A task then
+ * has many rows and a share of the columns, to split weights once; otherwise it has one panel of columns. */
 static bool splits(const sa_linear *l, ptrdiff_t n) { return n >= sa_kernels_for(l->f64)->splits_from; }
 
-/* Compact weights are already in panels, and digits multiply quants in place. A task has all columns, or with few rows a share
- * of them, and rounds or splits its rows. */
+/* Compact weights are already in panels, and digits multiply quants in place. A task has all columns, or with few rows
+ * a share of them, and rounds or splits its rows. */
 static sa_cut cut_compact(const sa_linear *l, int threads, bool by_share, ptrdiff_t panel, ptrdiff_t most) {
     const ptrdiff_t rows = sa_larger(l->rows, 1);
     sa_cut cut = {.rows = sa_smaller(rows, most), .shares = 1, .panel = panel};
@@ -54,9 +56,7 @@ static sa_cut cut_compact(const sa_linear *l, int threads, bool by_share, ptrdif
 /* True if weights are in the panels of sa_compact_fill. */
 static bool has_panels(const sa_linear *l) { return l->weights == SA_WEIGHTS_INT8 || l->weights == SA_WEIGHTS_BF16; }
 
-static const sa_compact *compact_of(const sa_linear *l, int which) {
-    return (const sa_compact *)(const void *)l->weight[which];
-}
+static const sa_compact *compact_of(const sa_linear *l, int which) { return (const void *)l->weight[which]; }
 
 int sa_linear_digits(const sa_linear *l) {
     int digits = l->weights != SA_WEIGHTS_QUANTS ? 0 : l->decoding ? SA_DIGITS : l->digits;
@@ -78,7 +78,8 @@ static sa_cut cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_
     if (by_share) {
         cut.rows = split ? sa_smaller(rows, most) : rows;
         cut.shares = split ? 1 : 0;
-    } else if (split || rows >= SA_FEW_ROWS * threads) { /* fewer rows: shares of columns, so that no weight is copied twice */
+    } else if (split || rows >= SA_FEW_ROWS * threads) {
+        /* Fewer rows: shares of columns, so that no weight is copied twice. */
         const ptrdiff_t pieces = sa_ceil_div(rows, most), each = split ? 1 : threads;
         cut.rows = sa_ceil_div(rows, sa_ceil_div(pieces, each) * each); /* the same number of tasks for each thread */
         cut.shares = !split ? 0 : pieces >= 2 * threads ? 1 : threads;
@@ -98,7 +99,9 @@ static ptrdiff_t shares_of(const sa_cut *cut, ptrdiff_t panels) {
     return cut->shares > 0 && cut->shares < panels ? cut->shares : panels;
 }
 
-static ptrdiff_t panels_of(const sa_linear *l, const sa_cut *cut, int which) { return sa_ceil_div(l->out[which], cut->panel); }
+static ptrdiff_t panels_of(const sa_linear *l, const sa_cut *cut, int which) {
+    return sa_ceil_div(l->out[which], cut->panel);
+}
 
 static ptrdiff_t all_panels(const sa_linear *l, const sa_cut *cut) {
     ptrdiff_t panels = 0;
@@ -145,15 +148,15 @@ size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_share, bool ba
     return sa_whole_lines(backward ? sa_most(most, kernels->matmul_scratch(0, l->in)) : most);
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------------------- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 ptrdiff_t sa_linear_tasks(const sa_linear *l, const sa_cut *cut) {
     return shares_of(cut, all_panels(l, cut)) * sa_ceil_div(l->rows, cut->rows);
 }
 
 /* Applies dropout to rows × width elements from (row, column) on; rows are `stride` apart. */
-static void drop(const sa_linear *l, const sa_dropout *dropout, char *x, ptrdiff_t row, ptrdiff_t column, ptrdiff_t stride,
-                 ptrdiff_t rows, ptrdiff_t width, const char *residual) {
+static void drop(const sa_linear *l, const sa_dropout *dropout, char *x, ptrdiff_t row, ptrdiff_t column,
+                 ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const char *residual) {
     sa_dropout own = *dropout;
     own.first_row += row;
     own.first_column = column;
@@ -161,11 +164,13 @@ static void drop(const sa_linear *l, const sa_dropout *dropout, char *x, ptrdiff
 }
 
 /* Applies dropout to a product, after its activation or before the residual is added. */
-static void drop_columns(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t rows, ptrdiff_t width) {
+static void drop_columns(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t rows,
+                         ptrdiff_t width) {
     const ptrdiff_t at = bytes_of(l, row * l->out[which] + column);
     if (l->dropout.p > 0) {
         char *to = (l->activation == SA_ACT_NONE ? l->y[which] : l->active) + at;
-        drop(l, &l->dropout, to, row, column, l->out[which], rows, width, l->residual == NULL ? NULL : l->residual + at);
+        drop(l, &l->dropout, to, row, column, l->out[which], rows, width,
+             l->residual == NULL ? NULL : l->residual + at);
     }
 }
 
@@ -173,7 +178,8 @@ static void drop_columns(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t
 static void multiply_quants(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t column, const sa_product *all,
                             char *scratch) {
     scratch += gemv_scratch(l, cut->rows);
-    float *expanded = (float *)(void *)(scratch + sa_whole_lines(sa_kernels_for(false)->matmul_scratch(cut->rows, l->in)));
+    float *expanded =
+        (float *)(void *)(scratch + sa_whole_lines(sa_kernels_active()->f32.matmul_scratch(cut->rows, l->in)));
     for (ptrdiff_t c = 0; c < all->width; c += cut->panel) {
         sa_product product = *all;
         product.width = sa_smaller(all->width - c, cut->panel);
@@ -195,8 +201,8 @@ static void multiply_gemv(const sa_linear *l, const sa_cut *cut, int which, ptrd
             row.a = (const float *)all->a + r * all->a_stride;
             row.c = (float *)all->c + r * all->c_stride;
             row.again = false;
-            sa_kernels_for(false)->begin_rows(row.c, row.c_stride, 1, row.width, row.bias,
-                                              residual == NULL ? NULL : residual + r * all->c_stride, NULL);
+            sa_kernels_active()->f32.begin_rows(row.c, row.c_stride, row.m, row.width, row.bias,
+                                                residual == NULL ? NULL : residual + r * all->c_stride, SA_NO_SUMS);
             multiply_quants(l, cut, which, column, &row, scratch);
         }
     }
@@ -229,7 +235,7 @@ static void columns(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t 
         multiply_gemv(l, cut, which, column, residual, &product, scratch);
     } else {
         if (product.adds) {
-            kernels->begin_rows(product.c, out, product.m, width, bias, residual, NULL);
+            kernels->begin_rows(product.c, out, product.m, width, bias, residual, SA_NO_SUMS);
         }
         if (quants) {
             multiply_quants(l, cut, which, column, &product, scratch);
@@ -238,7 +244,8 @@ static void columns(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t 
         }
     }
     if (l->activation != SA_ACT_NONE) {
-        const sa_active active = {l->activation, product.m, width, out, product.c, l->gate == NULL ? NULL : l->gate + at};
+        const sa_active active = {l->activation, product.m, width,
+                                  out,           product.c, l->gate == NULL ? NULL : l->gate + at};
         kernels->activate(&active, l->active + at);
     }
     drop_columns(l, which, row, column, product.m, width);
@@ -255,7 +262,8 @@ void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *sc
     }
     ptrdiff_t begin = 0;
     for (int which = 0; which < l->count; ++which) {
-        const ptrdiff_t end = begin + panels_of(l, cut, which), first = sa_larger(from, begin), last = sa_smaller(to, end);
+        const ptrdiff_t end = begin + panels_of(l, cut, which), first = sa_larger(from, begin),
+                        last = sa_smaller(to, end);
         if (first < last) {
             const ptrdiff_t column = (first - begin) * cut->panel;
             const ptrdiff_t width = sa_smaller(l->out[which] - column, (last - first) * cut->panel);
@@ -270,7 +278,7 @@ void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *sc
     }
 }
 
-/* ---- backward ------------------------------------------------------------------------------------------------------------ */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 static ptrdiff_t input_panels(const sa_linear *l, const sa_cut *cut) { return sa_ceil_div(l->in, cut->panel); }
 
@@ -297,7 +305,7 @@ void sa_linear_input_task(const sa_linear_gradients *g, const sa_cut *cut, ptrdi
         kernels->matmul_nn(&product, scratch);
     }
     if (g->dropout.p > 0) {
-        drop(l, &g->dropout, product.c, row, column, l->in, product.m, product.width, NULL);
+        drop(l, &g->dropout, product.c, row, column, l->in, product.m, product.width, SA_NO_RESIDUAL);
     }
     if (g->activation != SA_ACT_NONE) {
         const sa_active active = {g->activation, product.m,   product.width,
@@ -319,8 +327,8 @@ static ptrdiff_t strips_of(const sa_linear *l, ptrdiff_t rows) {
     return strips;
 }
 
-/* Narrow weights have few strips; these are cut until each thread has SA_WEIGHT_TASKS tasks. Split operands are kept for all
- * strips of a task. */
+/* Narrow weights have few strips; these are cut until each thread has SA_WEIGHT_TASKS tasks.
+ * Split operands are kept for all strips of a task. */
 static weight_cut cut_weights(const sa_linear *l, int threads) {
     weight_cut cut = {.rows = SA_WEIGHT_ROWS, .pieces = 1};
     cut.strips = strips_of(l, cut.rows);
@@ -399,11 +407,11 @@ void sa_linear_parameter_task(const sa_linear_gradients *g, int threads, ptrdiff
     }
     const sa_real_kernels *kernels = sa_kernels_for(l->f64);
     const ptrdiff_t column = t * kernels->block_rows, at = bytes_of(l, column);
-    kernels->column_sums(g->dy[which] + at, NULL, l->rows, l->out[which],
+    kernels->column_sums(g->dy[which] + at, SA_NO_FACTORS, l->rows, l->out[which],
                          sa_smaller(l->out[which] - column, kernels->block_rows), 1, g->dbias[which] + at);
 }
 
-/* ---- a product that is a whole call -------------------------------------------------------------------------------------- */
+/* ---- a product that is a whole call ------------------------------------------------------------------------------ */
 
 int sa_linear_threads(const sa_linear *l, double products, int max_threads) {
     double out = 0;
@@ -449,15 +457,17 @@ static void run_tasks(void *call, int thread, int team) {
 
 static void run_product(const sa_linear *l, const sa_linear_gradients *g, sa_cut cut, int threads, void *scratch) {
     product_call call = {.l = l, .g = g, .cut = cut, .threads = threads, .scratch = scratch};
-    call.tasks = g == NULL ? sa_linear_tasks(l, &cut) : sa_linear_input_tasks(g, &cut) + sa_linear_parameter_tasks(g, threads);
-    call.scratch_bytes = sa_linear_scratch(l, threads, false, g != NULL);
+    call.tasks =
+        g == NULL ? sa_linear_tasks(l, &cut) : sa_linear_input_tasks(g, &cut) + sa_linear_parameter_tasks(g, threads);
+    call.scratch_bytes = sa_linear_scratch(l, threads, SA_BY_TEAM, g != NULL);
     sa_run_team(threads, run_tasks, &call);
 }
 
 void sa_linear_forward(const sa_linear *l, int threads, void *scratch) {
-    run_product(l, NULL, sa_cut_product(l, threads, false), threads, scratch);
+    const sa_linear_gradients *none = NULL;
+    run_product(l, none, sa_cut_product(l, threads, SA_BY_TEAM), threads, scratch);
 }
 
 void sa_linear_backward(const sa_linear_gradients *g, int threads, void *scratch) {
-    run_product(g->l, g, sa_cut_input(g->l, threads, false), threads, scratch);
+    run_product(g->l, g, sa_cut_input(g->l, threads, SA_BY_TEAM), threads, scratch);
 }

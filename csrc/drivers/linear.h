@@ -11,28 +11,32 @@ typedef struct {
     bool f64;
     sa_weights weights; /* the kind of all weights */
     bool far;           /* the weights come from memory, not from caches */
-    bool decoding;      /* rows are new tokens: they multiply quants as SA_DIGITS digits, and sums are added in another order */
-    int digits;         /* the digits as which other rows multiply quants; 0: quants are expanded to float32 */
+    /* Rows are new tokens: they multiply quants as SA_DIGITS digits, and sums are added in another order. */
+    bool decoding;
+    int digits; /* the digits as which other rows multiply quants; 0: quants are expanded to float32 */
     ptrdiff_t rows, in;
     int count;
     ptrdiff_t out[SA_MOST_WEIGHTS];
-    const char *weight[SA_MOST_WEIGHTS], *bias[SA_MOST_WEIGHTS]; /* weight: (out, in), or a sa_compact; bias: (out,) or NULL */
-    const char *x;                                               /* (rows, in) */
-    char *y[SA_MOST_WEIGHTS];                                    /* (rows, out) */
-    const char *residual;                                        /* (rows, out), added to the only weight's y; or NULL */
-    sa_activation activation;                                    /* with one weight: active = activation(y), or … */
-    const char *gate;                                            /* … activation(gate)·y, unless NULL */
-    char *active;                                                /* (rows, out), may be y */
-    sa_dropout dropout; /* p > 0: drops elements of active, or of the product if there is no activation */
-    sa_watch *watch;    /* for sa_linear_forward and sa_linear_backward; or NULL */
+    /* Weights are (out, in), or a sa_compact; biases are (out,) or NULL. */
+    const char *weight[SA_MOST_WEIGHTS], *bias[SA_MOST_WEIGHTS];
+    const char *x;            /* (rows, in) */
+    char *y[SA_MOST_WEIGHTS]; /* (rows, out) */
+    const char *residual;     /* (rows, out), added to the only weight's y; or NULL */
+    sa_activation activation; /* with one weight: active = activation(y), or … */
+    const char *gate;         /* … activation(gate)·y, unless NULL */
+    char *active;             /* (rows, out), may be y */
+    sa_dropout dropout;       /* p > 0: drops elements of active, or of the product if there is no activation */
+    sa_watch *watch;          /* for sa_linear_forward and sa_linear_backward; or NULL */
 } sa_linear;
 
-/* How a product is cut: the rows of a task, and the number of shares of the columns; 0: a task for each panel of columns. */
+/* How a product is cut: the rows of a task, and the number of shares of the columns;
+ * 0: a task for each panel of columns. */
 typedef struct {
     ptrdiff_t rows, shares, panel;
 } sa_cut;
 
 /* Cuts a product for a team of `threads`. With by_share one thread takes all rows. */
+enum { SA_BY_TEAM, SA_BY_SHARE };
 sa_cut sa_cut_product(const sa_linear *l, int threads, bool by_share);
 
 /* The same for dx. */
@@ -47,7 +51,8 @@ size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_share, bool ba
 ptrdiff_t sa_linear_tasks(const sa_linear *l, const sa_cut *cut);
 void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *scratch);
 
-/* dx = Σ dy_i·weight_i, or dx += that sum if `adds`; dweight_i = dy_iᵀ·x; dbias_i = Σ dy_i, for a weight with a bias. */
+/* dx = Σ dy_i·weight_i, or dx += that sum if `adds`; dweight_i = dy_iᵀ·x;
+ * dbias_i = Σ dy_i, for a weight with a bias. */
 typedef struct {
     const sa_linear *l;
     const char *dy[SA_MOST_WEIGHTS];

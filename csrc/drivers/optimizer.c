@@ -53,8 +53,8 @@ static void run_piece(const sa_update *u, ptrdiff_t t) {
     const size_t at = (size_t)from * size;
     sa_kernels_for(array->f64)
         ->update[u->kind](&s, (char *)array->parameter + at, (const char *)array->gradient + at,
-                          array->mean ? (char *)array->mean + at : NULL, array->square ? (char *)array->square + at : NULL,
-                          sa_smaller(left, SA_UPDATE_PIECE));
+                          array->mean ? (char *)array->mean + at : NULL,
+                          array->square ? (char *)array->square + at : NULL, sa_smaller(left, SA_UPDATE_PIECE));
 }
 
 /* Iterations are independent: a piece writes its own elements. */

@@ -1,13 +1,15 @@
-/* Driver of weights in quants. For rows of float32 it expands some numbers of a few columns to float32, in the thread's scratch,
- * and multiplies these. Rows that are split into digits it multiplies by quants as they are (kernels/products/gemv.h). */
+/* Driver of weights in quants. For rows of float32 it expands some numbers of a few columns to float32, in the thread's
+ * scratch, and multiplies these. Rows that are split into digits it multiplies by quants as they are
+ * (kernels/products/gemv.h). */
 #include "drivers/quants.h"
 
 #include <string.h>
 
 #include "runtime/team.h"
 
-/* Numbers of a row that are expanded at once: a multiple of every quant's size and of matmul_nt's depth, so that bits are the
- * same as with whole rows. If operands are split, whole rows are expanded, because A stays split between calls. */
+/* Numbers of a row that are expanded at once: a multiple of every quant's size and of matmul_nt's depth, so that bits
+ * are the same as with whole rows. If operands are split, whole rows are expanded, because A stays split between
+ * calls. */
 #define SA_EXPANDED 512
 
 static ptrdiff_t bytes_of(const sa_compact *w, ptrdiff_t numbers) {
@@ -24,13 +26,13 @@ void sa_quants_row(const sa_compact *w, ptrdiff_t row, float *to) {
     sa_kernels_active()->expand_quants(w->type, w->panels + row * w->row_bytes, w->in, to);
 }
 
-void sa_quants_look_up(const sa_compact *w, const float *always, const float *positions, const int64_t *ids, ptrdiff_t rows,
-                       float *x) {
-    const sa_real_kernels *kernels = sa_kernels_for(false);
+void sa_quants_look_up(const sa_compact *w, const float *token_type_row, const float *positions, const int64_t *ids,
+                       ptrdiff_t rows, float *x) {
+    const sa_real_kernels *kernels = &sa_kernels_active()->f32;
     for (ptrdiff_t r = 0; r < rows; ++r, x += w->in) {
         sa_quants_row(w, (ptrdiff_t)ids[r], x);
-        if (always != NULL) {
-            kernels->add_row(always, w->in, x);
+        if (token_type_row != NULL) {
+            kernels->add_row(token_type_row, w->in, x);
         }
         if (positions != NULL) {
             kernels->add_row(positions + r * w->in, w->in, x);
@@ -38,14 +40,16 @@ void sa_quants_look_up(const sa_compact *w, const float *always, const float *po
     }
 }
 
-static ptrdiff_t depth_of(ptrdiff_t in) { return in >= sa_kernels_for(false)->splits_from ? in : sa_smaller(in, SA_EXPANDED); }
+static ptrdiff_t depth_of(ptrdiff_t in) {
+    return in >= sa_kernels_active()->f32.splits_from ? in : sa_smaller(in, SA_EXPANDED);
+}
 
 size_t sa_quants_scratch(ptrdiff_t columns, ptrdiff_t in) {
     return sa_whole_lines((size_t)(columns * depth_of(in)) * sizeof(float));
 }
 
 void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, void *matmul_scratch, float *scratch) {
-    const sa_real_kernels *kernels = sa_kernels_for(false);
+    const sa_real_kernels *kernels = &sa_kernels_active()->f32;
     const float *a = p->a;
     const ptrdiff_t most = depth_of(w->in);
     p->b = scratch;
@@ -61,7 +65,7 @@ void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, vo
     }
 }
 
-/* ---- rows as digits ------------------------------------------------------------------------------------------------------ */
+/* ---- rows as digits ---------------------------------------------------------------------------------------------- */
 
 bool sa_quants_have_gemv(const sa_compact *w) {
     return sa_quant_kinds[w->type].numbers % SA_PIECE == 0 && sa_gemv_active() != NULL;
@@ -78,7 +82,7 @@ static void transpose_words(const uint64_t rows[4], uint64_t *to, ptrdiff_t stri
     to[3 * stride] = b >> 32 | (d & ~low);
 }
 
-/* Makes the strip of a tile; rows that there are not are zeros. */
+/* Makes the strip of a tile; missing rows are zeros. */
 static void make_strip(const sa_compact *w, ptrdiff_t column, ptrdiff_t columns, char *to) {
     const char *from = w->panels + column * w->row_bytes;
     uint64_t eight[SA_GEMV_COLUMNS] = {0}; /* bytes of each row */
@@ -100,31 +104,31 @@ static void make_strip(const sa_compact *w, ptrdiff_t column, ptrdiff_t columns,
     }
 }
 
-/* Tasks of a copy: threads that share their CPU with Python take fewer. */
-#define SA_PARTS 16
+/* Tasks of a copy: threads on a CPU that Python uses too take fewer. */
+#define SA_COPY_TASKS 16
 
 typedef struct {
     const sa_copied_quants *of;
     ptrdiff_t count;
 } filling;
 
-/* Parts write strips of their own. */
-static void fill_part(void *call, ptrdiff_t t) {
-    const sa_copied_quants *of = (const sa_copied_quants *)call + t / SA_PARTS;
-    const sa_share share = sa_share_of(of->w->out / SA_GEMV_COLUMNS, (int)(t % SA_PARTS), SA_PARTS);
+/* Tasks write strips of their own. */
+static void fill_share(void *call, ptrdiff_t t) {
+    const sa_copied_quants *of = (const sa_copied_quants *)call + t / SA_COPY_TASKS;
+    const sa_share share = sa_share_of(of->w->out / SA_GEMV_COLUMNS, (int)(t % SA_COPY_TASKS), SA_COPY_TASKS);
     for (ptrdiff_t c = share.from * SA_GEMV_COLUMNS; c < share.end * SA_GEMV_COLUMNS; c += SA_GEMV_COLUMNS) {
         make_strip(of->w, c, SA_GEMV_COLUMNS, of->strips + c * of->w->row_bytes);
     }
 }
 
-static void fill_parts(void *call, int thread, int team) {
+static void fill_shares(void *call, int thread, int team) {
     (void)thread;
     const filling *f = call;
-    sa_share_tasks(team, f->count * SA_PARTS, fill_part, (void *)f->of);
+    sa_share_tasks(team, f->count * SA_COPY_TASKS, fill_share, (void *)f->of);
 }
 
 void sa_quants_fill(const sa_copied_quants *of, ptrdiff_t count, int threads) {
-    sa_run_team(threads, fill_parts, &(filling){of, count});
+    sa_run_team(threads, fill_shares, &(filling){of, count});
     for (ptrdiff_t i = 0; i < count; ++i) {
         of[i].w->strips = of[i].strips;
     }
@@ -144,7 +148,7 @@ size_t sa_gemv_scratch(ptrdiff_t rows, ptrdiff_t in, int digits, ptrdiff_t row_b
 sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, int digits, bool again, void *scratch) {
     sa_gemv_rows r = {.rows = rows, .digits = digits, .x = scratch};
     r.panel = (char *)scratch + rows_bytes(rows, in, digits);
-    r.sums = (float *)(void *)(r.panel + SA_PANEL_BYTES);
+    r.sums = (void *)(r.panel + SA_PANEL_BYTES);
     r.weights = (char *)r.sums + sums_bytes(rows);
     if (!again) {
         sa_kernels_active()->split_digits(x, rows, in, digits, r.x);
@@ -185,9 +189,10 @@ void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows 
         for (ptrdiff_t row = 0; row < r->rows; row += at_once) {
             const ptrdiff_t at = row * p->c_stride + c;
             if (r->whole || !sa_gemv_is_unsplit(r, row, w->in)) {
-                sa_kernels_for(false)->begin_rows((float *)p->c + at, p->c_stride, at_once, columns,
-                                                  p->bias == NULL ? NULL : (const float *)p->bias + c,
-                                                  residual == NULL ? NULL : residual + at, r->sums + row * SA_GEMV_COLUMNS);
+                sa_kernels_active()->f32.begin_rows((float *)p->c + at, p->c_stride, at_once, columns,
+                                                    p->bias == NULL ? NULL : (const float *)p->bias + c,
+                                                    residual == NULL ? NULL : residual + at,
+                                                    r->sums + row * SA_GEMV_COLUMNS);
             }
         }
     }

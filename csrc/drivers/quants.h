@@ -10,17 +10,18 @@ sa_compact sa_quants_at(sa_quant_type type, ptrdiff_t out, ptrdiff_t in, const v
 /* Expands row `row` to float32, to (in,). */
 void sa_quants_row(const sa_compact *w, ptrdiff_t row, float *to);
 
-/* x[r] = (row ids[r] + always) + positions[r], with w->in columns; NULL stands for zeros. */
-void sa_quants_look_up(const sa_compact *w, const float *always, const float *positions, const int64_t *ids, ptrdiff_t rows,
-                       float *x);
+/* x[r] = (row ids[r] + token_type_row) + positions[r], with w->in columns; NULL means zeros. */
+void sa_quants_look_up(const sa_compact *w, const float *token_type_row, const float *positions, const int64_t *ids,
+                       ptrdiff_t rows, float *x);
 
 /* Scratch in addition to matmul_nt's, for the columns that a product has at once. */
 size_t sa_quants_scratch(ptrdiff_t columns, ptrdiff_t in);
 
-/* p->c += A·Bᵀ, where B are the rows of w from `column` on; p->b is not set. The sums are the same as for float32 weights. */
+/* p->c += A·Bᵀ, where B are the rows of w from `column` on; p->b is not set.
+ * The sums are the same as for float32 weights. */
 void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, void *matmul_scratch, float *scratch);
 
-/* ---- rows as digits ------------------------------------------------------------------------------------------------------ */
+/* ---- rows as digits ---------------------------------------------------------------------------------------------- */
 
 /* True if there is a leaf for these weights. If not, they are expanded. */
 bool sa_quants_have_gemv(const sa_compact *w);
@@ -49,9 +50,10 @@ size_t sa_gemv_scratch(ptrdiff_t rows, ptrdiff_t in, int digits, ptrdiff_t row_b
 /* Splits rows into digits. `again`: the rows are already in scratch. */
 sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, int digits, bool again, void *scratch);
 
-/* p->c = p->bias + residual + A·Bᵀ, with sums in another order than sa_quants_multiply, for split rows. Skips the others.
- * residual, or NULL, begins with p->c's first column and has its stride. */
-void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const float *residual, const sa_product *p);
+/* p->c = p->bias + residual + A·Bᵀ, with sums in another order than sa_quants_multiply, for split rows. Skips the
+ * others. residual, or NULL, begins with p->c's first column and has its stride. */
+void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const float *residual,
+                      const sa_product *p);
 
 static inline bool sa_gemv_is_unsplit(const sa_gemv_rows *r, ptrdiff_t row, ptrdiff_t in) {
     const float scale = in > 0 ? sa_digits_at(r->x, row * (in / SA_PIECE), r->digits)->scale : 0;

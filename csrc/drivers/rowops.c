@@ -40,27 +40,44 @@ static bool is_direct(const sa_row_call *c, const sa_row_plan *plan, int which) 
     const sa_strided *array = &c->array[which];
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(c->f64);
     const sa_row_axis *inner = plan->by_columns ? &plan->column : &plan->row[plan->n_row - 1];
-    bool direct = array->dtype == (c->f64 ? SA_F64 : SA_F32) && !array->swapped && (uintptr_t)array->data % (size_t)size == 0 &&
-                  (inner->n == 1 || inner->stride[which] == size) && plan->n_row == 1 &&
-                  (!plan->by_columns || plan->row[0].stride[which] % size == 0);
+    bool direct = array->dtype == (c->f64 ? SA_F64 : SA_F32) && !array->swapped &&
+                  (uintptr_t)array->data % (size_t)size == 0 && (inner->n == 1 || inner->stride[which] == size) &&
+                  plan->n_row == 1 && (!plan->by_columns || plan->row[0].stride[which] % size == 0);
     for (int axis = 0; axis < plan->n_lead && direct; ++axis) {
         direct = plan->lead[axis].stride[which] % size == 0;
     }
     return direct;
 }
 
+/* Appends all axes, in the order that they have in the output's memory. */
+static void append_by_stride(const sa_row_call *c, sa_row_plan *plan) {
+    int order[SA_MAX_LEAD];
+    const ptrdiff_t *stride = c->array[SA_ROW_OUT].stride;
+    for (int axis = 0; axis < c->ndim; ++axis) {
+        int at = axis;
+        for (; at > 0 && stride[order[at - 1]] < stride[axis]; --at) {
+            order[at] = order[at - 1];
+        }
+        order[at] = axis;
+    }
+    for (int i = 0; i < c->ndim; ++i) {
+        plan->n_lead = append(c, order[i], plan->lead, plan->n_lead);
+    }
+}
+
 static void sort_axes(const sa_row_call *c, sa_row_plan *plan) {
     const bool elements_alone = SA_IS_ELEMENTWISE(c->kind);
     plan->n_lead = plan->n_row = 0;
     plan->by_columns = false;
-    for (int axis = 0; axis < (elements_alone ? c->ndim : c->first); ++axis) {
-        plan->n_lead = append(c, axis, plan->lead, plan->n_lead);
-    }
     if (elements_alone) {
+        append_by_stride(c, plan);
         if (plan->n_lead > 0) { /* elementwise, so rows are as long as possible */
             plan->row[plan->n_row++] = plan->lead[--plan->n_lead];
         }
     } else {
+        for (int axis = 0; axis < c->first; ++axis) {
+            plan->n_lead = append(c, axis, plan->lead, plan->n_lead);
+        }
         for (int axis = c->first; axis < c->last; ++axis) {
             plan->n_row = append(c, axis, plan->row, plan->n_row);
         }
@@ -189,8 +206,8 @@ static void go_to_next_row(const sa_row_plan *plan, row_place *at) {
 }
 
 /* Runs a piece of one row (or some columns), or a block of whole rows. */
-static void run_task(const sa_row_call *c, const sa_row_plan *plan, const sa_real_kernels *kernels, ptrdiff_t t, void *scratch,
-                     double *partial) {
+static void run_task(const sa_row_call *c, const sa_row_plan *plan, const sa_real_kernels *kernels, ptrdiff_t t,
+                     void *scratch, double *partial) {
     const ptrdiff_t first = t / plan->pieces * plan->block_rows, begin = t % plan->pieces * plan->piece;
     const sa_row_axis *cut = plan->by_columns ? &plan->column : &plan->row[plan->n_row - 1];
     const ptrdiff_t width = sa_smaller(cut->n - begin, plan->piece);
@@ -206,7 +223,8 @@ static void run_task(const sa_row_call *c, const sa_row_plan *plan, const sa_rea
         at.offset[i] = begin * cut->stride[i];
     }
     go_to_row(plan, first, &at);
-    const bool tables = c->kind == SA_ROTARY || c->kind == SA_ROTARY_INTERLEAVED, backward = c->kind >= SA_SOFTMAX_BACKWARD;
+    const bool tables = c->kind == SA_ROTARY || c->kind == SA_ROTARY_INTERLEAVED,
+               backward = c->kind >= SA_SOFTMAX_BACKWARD;
     for (int r = 0; r < b.count; ++r) {
         b.x[r] = c->array[SA_ROW_X].data + at.offset[SA_ROW_X];
         b.out[r] = c->array[SA_ROW_OUT].data + at.offset[SA_ROW_OUT];
@@ -269,7 +287,7 @@ void sa_row_run(const sa_row_call *c, sa_row_plan *plan, void *scratch) {
     plan->weight = parameter(c, plan, SA_ROW_WEIGHT, &mine);
     plan->bias = parameter(c, plan, SA_ROW_BIAS, &mine);
     if (sums_parameters(c)) {
-        plan->partial = (double *)(void *)mine;
+        plan->partial = (void *)mine;
         mine += sa_whole_lines((size_t)(plan->chunks * 2 * plan->n) * sizeof(double));
     }
     row_run run = {c, plan, mine};

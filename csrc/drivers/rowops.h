@@ -24,11 +24,20 @@ typedef enum {
 } sa_row_kind;
 
 /* A macro: kernels could not inline a function (simd/macros.h). */
-#define SA_IS_ELEMENTWISE(kind)                                                                                                \
+#define SA_IS_ELEMENTWISE(kind)                                                                                        \
     ((kind) == SA_GELU || (kind) == SA_GELU_TANH || (kind) == SA_GELU_BACKWARD || (kind) == SA_GELU_TANH_BACKWARD)
 
 /* dy and the tables have one index, as no kind has both. */
-enum { SA_ROW_X, SA_ROW_OUT, SA_ROW_COS, SA_ROW_SIN, SA_ROW_WEIGHT, SA_ROW_BIAS, SA_ROW_ARRAYS, SA_ROW_DY = SA_ROW_COS };
+enum {
+    SA_ROW_X,
+    SA_ROW_OUT,
+    SA_ROW_COS,
+    SA_ROW_SIN,
+    SA_ROW_WEIGHT,
+    SA_ROW_BIAS,
+    SA_ROW_ARRAYS,
+    SA_ROW_DY = SA_ROW_COS
+};
 
 /* An array of x's shape, with byte strides along its axes, 0 along broadcast ones. */
 typedef struct {
@@ -44,8 +53,9 @@ typedef struct {
     sa_dtype dtype;
 } sa_row_gradient;
 
-/* A call. out is C-contiguous, of a floating dtype, x's shape and native byte order, and overlaps no input. dy has x's shape,
- * cos and sin have half its columns. A row is the last axis for rotary, and any axes for GELU. */
+/* A call. out is of a floating dtype, x's shape and native byte order, and overlaps no input. It is C-contiguous, or
+ * for GELU contiguous with axes in any order. dy has x's shape, cos and sin have half its columns. A row is the last
+ * axis for rotary, and any axes for GELU. */
 typedef struct {
     sa_row_kind kind;
     bool f64;

@@ -1,5 +1,5 @@
-/* Driver of search: groups of queries, tasks of rows, and each thread's best hits, which are merged. Hits have a total order, so a
- * result does not depend on which thread had which rows. */
+/* Driver of search: groups of queries, tasks of rows, and each thread's best hits, which are merged. Hits have a total
+ * order, so a result does not depend on which thread had which rows. */
 #include "drivers/search.h"
 
 #include <math.h>
@@ -19,13 +19,13 @@ typedef struct {
     size_t position;
 } hit;
 
-/* A thread's arrays. A query's hits are a heap whose root is the last of them. Few queries of int8 have 16 bits; more are
- * larger by 128 for a unit, and followed by a row of ones; zeros follow each row. */
+/* A thread's arrays. A query's hits are a heap whose root is the last of them. Few queries of int8 have 16 bits; more
+ * are larger by 128 for a unit, and followed by a row of ones; zeros follow each row. */
 typedef struct {
     float *scores, *scale, *query_scale; /* (SA_QUERIES_AT_ONCE, SA_TILE), (SA_TILE,), (SA_QUERIES_AT_ONCE,) */
     char *gathered, *work, *queries;     /* rows of a tile; what products need; int8 */
-    uint32_t *sums;                      /* int8: (queries + 1, SA_PANEL_COLUMNS), and what a unit may write after them */
-    hit *hits;                           /* (SA_QUERIES_AT_ONCE, k) */
+    uint32_t *sums; /* int8: (queries + 1, SA_PANEL_COLUMNS), and what a unit may write after them */
+    hit *hits;      /* (SA_QUERIES_AT_ONCE, k) */
 } arrays;
 
 typedef struct {
@@ -43,12 +43,13 @@ static ptrdiff_t row_bytes(const sa_search *s) {
 /* A rounded query, which may be widened, has an odd number of cache lines. */
 static ptrdiff_t query_bytes(const sa_search *s) { return (sa_ceil_div(2 * s->d, SA_CACHE_LINE) | 1) * SA_CACHE_LINE; }
 
-/* Places a thread's arrays at base, if it is not NULL, and returns their bytes. */
+/* Places a thread's arrays at base, unless it is SA_NOWHERE, and returns their bytes. */
 static size_t lay_out(const sa_search *s, char *base, arrays *to) {
     const size_t rows = s->scales == NULL ? 0 : SA_QUERIES_AT_ONCE + 1 + SA_MOST_TILE_ROWS;
     const size_t panel = (size_t)row_bytes(s) * SA_PANEL_COLUMNS + SA_AFTER_PANEL;
     size_t used = 0;
-#define PLACE(field, bytes) (to->field = base == NULL ? NULL : (void *)(base + used), used += sa_whole_lines(bytes))
+#define PLACE(field, bytes)                                                                                            \
+    (to->field = base == SA_NOWHERE ? NULL : (void *)(base + used), used += sa_whole_lines(bytes))
     PLACE(scores, SA_QUERIES_AT_ONCE * SA_TILE * sizeof(float));
     PLACE(scale, SA_TILE * sizeof(float));
     PLACE(gathered, (size_t)row_bytes(s) * SA_TILE);
@@ -61,7 +62,7 @@ static size_t lay_out(const sa_search *s, char *base, arrays *to) {
 }
 
 size_t sa_search_scratch(const sa_search *s) {
-    return s->d <= SA_MAX_WIDTH / 64 && s->k <= SA_MAX_LENGTH / 1024 ? lay_out(s, NULL, &(arrays){0}) : SIZE_MAX;
+    return s->d <= SA_MAX_WIDTH / 64 && s->k <= SA_MAX_LENGTH / 1024 ? lay_out(s, SA_NOWHERE, &(arrays){0}) : SIZE_MAX;
 }
 
 /* True if a comes before b in a result. */
@@ -158,7 +159,8 @@ static void score_rows(const search_call *c, const ptrdiff_t *position, ptrdiff_
     if (s->scales == NULL) {
         const float *query = s->query + c->first * s->d;
         sa_kernels_active()->matmul_nt(
-            &(sa_product){c->count, s->d, n, query, x, c->own.scores, s->d, s->d, SA_TILE, .far = in_place}, c->own.work);
+            &(sa_product){c->count, s->d, n, query, x, c->own.scores, s->d, s->d, SA_TILE, .far = in_place},
+            c->own.work);
     } else {
         for (ptrdiff_t r = 0; r < n; ++r) {
             c->own.scale[r] = s->scales[position[r]];
@@ -199,7 +201,7 @@ static void run_task(void *call, ptrdiff_t t) {
 /* Rounds a group's queries to int8. The scale of one that is not finite is NaN. */
 static void round_queries(const search_call *c) {
     const bool few = c->count <= SA_FEW;
-    const ptrdiff_t d = c->s->d, step = few || sa_compact_active(SA_WEIGHTS_INT8)->widened ? 2 : 1;
+    const ptrdiff_t d = c->s->d, size = few || sa_compact_active(SA_WEIGHTS_INT8)->widened ? 2 : 1;
     char *row = memset(c->own.queries, 0, (size_t)((c->count + 1) * query_bytes(c->s)));
     for (ptrdiff_t q = 0; q < c->count; ++q, row += query_bytes(c->s)) {
         const float *x = c->s->query + (c->first + q) * d;
@@ -212,11 +214,11 @@ static void round_queries(const search_call *c) {
         for (ptrdiff_t i = 0; i < d; ++i) { /* a tiny scale has few digits */
             const double exact = scale > 0 ? fmin(127, fmax(-127, (double)x[i] / scale)) : 0;
             const int16_t number = (int16_t)(lrint(exact) + (few ? 0 : 128));
-            memcpy(row + step * i, &number, (size_t)step); /* the lower byte comes first */
+            memcpy(row + size * i, &number, (size_t)size); /* the lower byte comes first */
         }
     }
     for (ptrdiff_t i = 0; i < d && !few; ++i) {
-        row[step * i] = 1;
+        row[size * i] = 1;
     }
 }
 
@@ -239,7 +241,8 @@ void sa_search_run(const sa_search *s, char *scratch) {
         c.count = sa_smaller(s->queries - c.first, SA_QUERIES_AT_ONCE);
         for (int thread = 0; thread < s->threads; ++thread) {
             lay_out(s, scratch + (size_t)thread * sa_search_scratch(s), &other);
-            memset(other.hits, 0xff, (size_t)(c.count * k) * sizeof(hit)); /* NaN of the largest position: after all others */
+            /* NaN of the largest position: after all others. */
+            memset(other.hits, 0xff, (size_t)(c.count * k) * sizeof(hit));
         }
         sa_run_team(s->threads, run_tasks, &c);
         lay_out(s, scratch, &all);

@@ -6,8 +6,8 @@
 
 #define SA_SEARCH_COLUMNS ((ptrdiff_t)1 << 17) /* sums of up to this many products of int8 fit int32 */
 
-/* All arrays are contiguous. With int8 a query is rounded to 8 bits with a scale of its own; one that is not finite has only NaN
- * as scores. Scores descend, NaN come last, and equal ones are in the order of positions. */
+/* All arrays are contiguous. With int8 a query is rounded to 8 bits with a scale of its own; one that is not finite has
+ * only NaN as scores. Scores descend, NaN come last, and equal ones are in the order of positions. */
 typedef struct {
     ptrdiff_t queries, n, d, k; /* k ≤ the number of open rows */
     const float *query;         /* (queries, d) */

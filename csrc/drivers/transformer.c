@@ -1,13 +1,13 @@
-/* Driver of the transformer's forward pass: the plan, and phases of independent tasks. A thread takes a share of the sequences,
- * which fits its core's CPU cache, through all layers. With few sequences the threads divide every phase. */
+/* Driver of the transformer's forward pass: the plan, and phases of independent tasks. A thread takes a share of the
+ * sequences, which fits its core's CPU cache, through all layers. With few sequences the threads divide every phase. */
 #include <string.h>
 
 #include "drivers/quants.h"
 #include "drivers/transformer.h"
 #include "runtime/team.h"
 
-/* The most tokens of a share, so that its rows stay in CPU caches from phase to phase; and the fewest, as every share makes
- * panels of the weights again. Compact weights are already in panels, and shares can be smaller. */
+/* The most tokens of a share, so that its rows stay in CPU caches from phase to phase; and the fewest, as every share
+ * makes panels of the weights again. Compact weights are already in panels, and shares can be smaller. */
 #define SA_SHARE_TOKENS 384
 #define SA_LEAST_SHARE_TOKENS 192
 #define SA_COMPACT_SHARE_TOKENS 128
@@ -19,23 +19,27 @@
 /* Weights of more bytes do not stay in a core's CPU caches from call to call. */
 #define SA_NEAR_BYTES 1e6
 
-/* ---- with a cache: an ordinary call of attention for each sequence (attention.c), whose bits depend on the sequence alone  */
+/* ---- with a cache: attention.c's call for each sequence, whose bits depend on the sequence alone ----------------- */
 
 /* Elements in the cache before a layer's keys, or values, of a sequence. */
 static ptrdiff_t cache_at(const sa_pass *p, ptrdiff_t sequence) {
     return (p->layer * p->e->sequences + sequence) * p->e->cache.capacity * sa_key_width(sa_layer_of(p));
 }
 
-static sa_dtype cache_dtype(const sa_transformer *e) { return e->f64 ? SA_F64 : e->cache.narrow ? e->cache.dtype : SA_F32; }
+static sa_dtype cache_dtype(const sa_transformer *e) {
+    return e->f64 ? SA_F64 : e->cache.narrow ? e->cache.dtype : SA_F32;
+}
 
 /* data may be NULL while a call is planned. */
-static sa_tensor heads_tensor(sa_dtype dtype, char *data, ptrdiff_t at, ptrdiff_t row, ptrdiff_t group, ptrdiff_t head) {
+static sa_tensor heads_tensor(sa_dtype dtype, char *data, ptrdiff_t at, ptrdiff_t row, ptrdiff_t group,
+                              ptrdiff_t head) {
     const ptrdiff_t size = (ptrdiff_t)sa_itemsize(dtype);
     return (sa_tensor){.m = {data == NULL ? NULL : data + at * size, row * size, size, dtype, false},
                        .lead_stride = {group * size, head * size}};
 }
 
-/* Describes the attention of a sequence's new rows, from row `row` of the frame on: (key heads, query heads of each). */
+/* Describes the attention of a sequence's new rows, from row `row` of the frame on: (key heads, query heads of
+ * each). */
 static void describe_sequence(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, sa_attention *a) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
@@ -96,7 +100,7 @@ static size_t plan_cache(const sa_transformer *e, sa_transformer_plan *plan) {
     return sa_whole_lines(scratch);
 }
 
-/* ---- how a call is cut up ------------------------------------------------------------------------------------------- */
+/* ---- how a call is cut up ---------------------------------------------------------------------------------------- */
 
 static size_t kept_bytes(const sa_transformer *e, const sa_layout *layout) {
     const size_t array = sa_array_bytes(e, e->tokens, e->d);
@@ -133,17 +137,20 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     plan->attend_rows = kernels->block_rows;
     if (e->sequences * most_heads(e) * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
         4 * e->longest > 3 * kernels->block_rows) {
-        /* Leaves work for a second thread. Fewer rows would not use the matrix unit, and bits would depend on the batch. */
+        /* Leaves work for a second thread. Fewer rows would not use the matrix unit,
+         * and bits would depend on the batch. */
         plan->attend_rows /= 2;
     }
     plan->threads = sa_transformer_threads(e, 1, max_threads);
     const ptrdiff_t threads = plan->threads, few = threads == 1 ? 1 : 2 * threads;
-    const bool compact = e->layers > 0 && e->layer[0].weights != SA_WEIGHTS_WHOLE && e->layer[0].weights != SA_WEIGHTS_QUANTS;
+    const bool compact =
+        e->layers > 0 && e->layer[0].weights != SA_WEIGHTS_WHOLE && e->layer[0].weights != SA_WEIGHTS_QUANTS;
     const ptrdiff_t most = compact ? SA_COMPACT_SHARE_TOKENS : SA_SHARE_TOKENS;
     const ptrdiff_t each = sa_ceil_div(sa_ceil_div(e->tokens, most), threads); /* shares of each thread */
     plan->share_tokens = sa_ceil_div(e->tokens, sa_larger(each * threads, few));
     if (threads > 1) {
-        plan->share_tokens = sa_larger(plan->share_tokens, compact ? SA_LEAST_COMPACT_SHARE_TOKENS : SA_LEAST_SHARE_TOKENS);
+        plan->share_tokens =
+            sa_larger(plan->share_tokens, compact ? SA_LEAST_COMPACT_SHARE_TOKENS : SA_LEAST_SHARE_TOKENS);
     }
     plan->shares = sa_ceil_div(e->tokens, plan->share_tokens);
     plan->share_rows = sa_smaller(e->tokens, plan->share_tokens + e->longest);
@@ -158,12 +165,12 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
         plan->shared_bytes = frame;
     }
     const size_t attention = e->cache.past == NULL ? 0 : plan_cache(e, plan);
-    plan->scratch_bytes += sa_most(sa_transformer_scratch(e, plan, false), attention);
+    plan->scratch_bytes += sa_most(sa_transformer_scratch(e, plan, SA_FORWARD_PASS), attention);
     plan->shared_bytes += (size_t)e->sequences * plan->partial_bytes;
     return SA_OK;
 }
 
-/* ---- phases --------------------------------------------------------------------------------------------------------- */
+/* ---- phases ------------------------------------------------------------------------------------------------------ */
 
 static ptrdiff_t rows_of(const sa_pass *p) { return sa_start_of(p->e, p->to) - sa_start_of(p->e, p->from); }
 
@@ -194,32 +201,34 @@ static void add_norm(const sa_pass *p, const sa_norm *norm, ptrdiff_t row, sa_no
     sa_kernels_for(p->e->f64)->add_norm(&n);
 }
 
-/* Computes x = factor·table[ids], or table[ids] + always + positions, or copies given rows; then the first norm. */
+/* Computes x = factor·table[ids], or table[ids] + token_type_row + positions, or copies given rows; then the first
+ * norm. */
 static void enter(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t start = sa_start_of(e, p->from + t), length = sa_length_of(e, p->from + t), row = start - p->origin;
     const ptrdiff_t before = sa_bytes(e, sa_past_of(e, p->from + t) * e->d);
     const char *positions = e->positions == NULL ? NULL : (const char *)e->positions + before;
-    char *scale, *scaled = sa_outer_scaled(p, 0, &scale);
-    char *entered = (e->first_norm.weight == NULL ? p->f.array[SA_X] : scaled) + sa_bytes(e, row * e->d);
+    char *scale, *scaled = sa_outer_scaled(p, SA_FIRST_NORM, &scale);
+    char *entered = (e->embedding_norm.weight == NULL ? p->f.array[SA_X] : scaled) + sa_bytes(e, row * e->d);
     if (e->table == NULL) {
         memcpy(entered, (const char *)e->rows + sa_bytes(e, start * e->d), (size_t)sa_bytes(e, length * e->d));
     } else if (e->table_kind == SA_WEIGHTS_QUANTS) {
-        sa_quants_look_up(e->table, e->always, (const float *)(const void *)positions, e->ids + start, length,
+        sa_quants_look_up(e->table, e->token_type_row, (const void *)positions, e->ids + start, length,
                           (float *)(void *)entered);
     } else if (e->table_kind != SA_WEIGHTS_WHOLE) {
-        sa_kernels_active()->look_up_compact(e->table, e->table_scale, e->always, (const float *)(const void *)positions,
-                                             e->ids + start, length, e->d, (float *)(void *)entered);
+        sa_kernels_active()->look_up_compact(e->table, e->table_scale, e->token_type_row,
+                                             (const float *)(const void *)positions, e->ids + start, length, e->d,
+                                             (float *)(void *)entered);
     } else {
-        sa_kernels_for(e->f64)->look_up(e->table, e->always, positions, e->ids + start, length, e->d, entered);
+        sa_kernels_for(e->f64)->look_up(e->table, e->token_type_row, positions, e->ids + start, length, e->d, entered);
     }
     if (e->table_factor != 0) {
         sa_kernels_for(e->f64)->spread(entered, e->table_factor, 1, length * e->d, entered);
     }
-    if (e->first_norm.weight != NULL) {
-        add_norm(
-            p, &e->first_norm, row,
-            (sa_norm_rows){.rows = length, .d = e->d, .x = scaled, .scaled = scaled, .scale = scale, .y = p->f.array[SA_X]});
+    if (e->embedding_norm.weight != NULL) {
+        add_norm(p, &e->embedding_norm, row,
+                 (sa_norm_rows){
+                     .rows = length, .d = e->d, .x = scaled, .scaled = scaled, .scale = scale, .y = p->f.array[SA_X]});
     }
 }
 
@@ -231,7 +240,8 @@ static void multiply(sa_pass *p, sa_product_kind kind, sa_order order) {
     sa_run_phase(p, sa_linear_tasks(&p->product, &p->cut), product_task, order);
 }
 
-/* Computes a norm of the layer: x, added and residual, each or NULL, are arrays of the frame, and `scaled` is the number of one. */
+/* Computes a norm of the layer: x, added and residual, each or NULL, are arrays of the frame,
+ * and `scaled` is the number of one. */
 static void norm_rows(const sa_pass *p, ptrdiff_t t, int which, int scaled, sa_norm_rows n) {
     const sa_norm norm = sa_norm_of(sa_layer_of(p), which);
     ptrdiff_t row;
@@ -247,10 +257,13 @@ static void norm_x(const sa_pass *p, ptrdiff_t t) {
 }
 
 static void norm_s(const sa_pass *p, ptrdiff_t t) {
-    norm_rows(p, t, SA_LAST_NORM, SA_LAST_SCALED, (sa_norm_rows){.x = p->f.array[SA_S], .y = p->f.array[SA_NORMED_S]});
+    norm_rows(p, t, SA_FEED_FORWARD_NORM, SA_FEED_FORWARD_SCALED,
+              (sa_norm_rows){.x = p->f.array[SA_S], .y = p->f.array[SA_NORMED_S]});
 }
 
-static char *result_of_attention(const sa_pass *p) { return sa_has_feed_forward(sa_layer_of(p)) ? p->f.array[SA_S] : p->f.y; }
+static char *result_of_attention(const sa_pass *p) {
+    return sa_has_feed_forward(sa_layer_of(p)) ? p->f.array[SA_S] : p->f.y;
+}
 
 /* The product has written x + output(…) to SA_SCALED; without a product the heads are added here. */
 static void norm_attended(const sa_pass *p, ptrdiff_t t) {
@@ -262,21 +275,24 @@ static void norm_attended(const sa_pass *p, ptrdiff_t t) {
 }
 
 static void norm_last(const sa_pass *p, ptrdiff_t t) {
-    norm_rows(p, t, SA_LAST_NORM, SA_LAST_SCALED, (sa_norm_rows){.x = p->f.array[SA_LAST_SCALED], .y = p->f.y});
+    norm_rows(p, t, SA_FEED_FORWARD_NORM, SA_FEED_FORWARD_SCALED,
+              (sa_norm_rows){.x = p->f.array[SA_FEED_FORWARD_SCALED], .y = p->f.y});
 }
 
 /* The product has written output(…) to SA_POST_SCALED. */
 static void post_norm_attended(const sa_pass *p, ptrdiff_t t) {
-    norm_rows(p, t, SA_ATTENTION_POST_NORM, SA_POST_SCALED,
-              (sa_norm_rows){.x = p->f.array[SA_POST_SCALED], .residual = p->f.array[SA_X], .y = result_of_attention(p)});
+    norm_rows(
+        p, t, SA_ATTENTION_POST_NORM, SA_POST_SCALED,
+        (sa_norm_rows){.x = p->f.array[SA_POST_SCALED], .residual = p->f.array[SA_X], .y = result_of_attention(p)});
 }
 
 static void post_norm_last(const sa_pass *p, ptrdiff_t t) {
-    norm_rows(p, t, SA_LAST_POST_NORM, SA_LAST_POST_SCALED,
-              (sa_norm_rows){.x = p->f.array[SA_LAST_POST_SCALED], .residual = p->f.array[SA_S], .y = p->f.y});
+    norm_rows(p, t, SA_FEED_FORWARD_POST_NORM, SA_FEED_FORWARD_POST_SCALED,
+              (sa_norm_rows){.x = p->f.array[SA_FEED_FORWARD_POST_SCALED], .residual = p->f.array[SA_S], .y = p->f.y});
 }
 
 /* Normalises heads, of all queries or of all keys, from head `first` of the frame on, in place. */
+enum { OF_QUERIES, OF_KEYS };
 static void norm_heads(const sa_pass *p, bool keys, ptrdiff_t first, ptrdiff_t heads) {
     const sa_norm norm = sa_norm_of(sa_layer_of(p), keys ? SA_KEY_NORM : SA_QUERY_NORM);
     char *x = p->f.array[keys ? SA_KEYS : SA_QUERIES];
@@ -300,13 +316,13 @@ static void norm_and_rotate(const sa_pass *p, ptrdiff_t t) {
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t row = row_of(p, p->from + t), length = sa_length_of(e, p->from + t);
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
-    norm_heads(p, false, row * l->heads, length * l->heads);
-    norm_heads(p, true, row * l->key_heads, length * l->key_heads);
+    norm_heads(p, OF_QUERIES, row * l->heads, length * l->heads);
+    norm_heads(p, OF_KEYS, row * l->key_heads, length * l->key_heads);
     if (l->rotary.rotated > 0) {
-        kernels->rotate_heads(&l->rotary, p->f.array[SA_QUERIES] + sa_bytes(e, row * sa_query_width(l)), length, l->heads,
-                              l->width, false);
-        kernels->rotate_heads(&l->rotary, p->f.array[SA_KEYS] + sa_bytes(e, row * sa_key_width(l)), length, l->key_heads,
-                              l->width, false);
+        kernels->rotate_heads(&l->rotary, p->f.array[SA_QUERIES] + sa_bytes(e, row * sa_query_width(l)), length,
+                              l->heads, l->width, SA_FORWARDS);
+        kernels->rotate_heads(&l->rotary, p->f.array[SA_KEYS] + sa_bytes(e, row * sa_key_width(l)), length,
+                              l->key_heads, l->width, SA_FORWARDS);
     }
 }
 
@@ -339,13 +355,14 @@ static void attend_to_own(const sa_pass *p) {
 static void put(const sa_transformer *e, const char *row, ptrdiff_t width, char *cache, ptrdiff_t at) {
     char *to = cache + at * (ptrdiff_t)sa_itemsize(cache_dtype(e));
     if (e->cache.narrow && !e->f64) {
-        sa_kernels_active()->narrow((const float *)(const void *)row, width, e->cache.dtype, (uint16_t *)(void *)to);
+        sa_kernels_active()->narrow((const void *)row, width, e->cache.dtype, (void *)to);
     } else {
         memcpy(to, row, (size_t)sa_bytes(e, width));
     }
 }
 
-/* For new rows from … end − 1: normalises and rotates the queries and the keys of a key head, and appends its keys and values. */
+/* For new rows from … end − 1: normalises and rotates the queries and the keys of a key head,
+ * and appends its keys and values. */
 static void append_rows(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head, ptrdiff_t from, ptrdiff_t end) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
@@ -355,15 +372,15 @@ static void append_rows(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head
     const ptrdiff_t to = cache_at(p, sequence) + (key_head * e->cache.capacity + past) * l->width;
     for (ptrdiff_t r = from; r < end; ++r) {
         const ptrdiff_t key = sa_bytes(e, (row + r) * sa_key_width(l)) + key_head * bytes;
-        norm_heads(p, false, (row + r) * l->heads + key_head * group, group);
-        norm_heads(p, true, (row + r) * l->key_heads + key_head, 1);
+        norm_heads(p, OF_QUERIES, (row + r) * l->heads + key_head * group, group);
+        norm_heads(p, OF_KEYS, (row + r) * l->key_heads + key_head, 1);
         if (half > 0) {
             const ptrdiff_t angle = sa_bytes(e, (past + r) * half);
             const sa_rotary rotary = {(const char *)l->rotary.cos + angle, (const char *)l->rotary.sin + angle,
                                       l->rotary.rotated, l->rotary.interleaved};
             const ptrdiff_t query = sa_bytes(e, (row + r) * sa_query_width(l)) + key_head * group * bytes;
-            kernels->rotate_heads(&rotary, p->f.array[SA_QUERIES] + query, 1, group, l->width, false);
-            kernels->rotate_heads(&rotary, p->f.array[SA_KEYS] + key, 1, 1, l->width, false);
+            kernels->rotate_heads(&rotary, p->f.array[SA_QUERIES] + query, 1, group, l->width, SA_FORWARDS);
+            kernels->rotate_heads(&rotary, p->f.array[SA_KEYS] + key, 1, 1, l->width, SA_FORWARDS);
         }
         put(e, p->f.array[SA_KEYS] + key, l->width, e->cache.keys, to + r * l->width);
         put(e, p->f.array[SA_VALUES] + key, l->width, e->cache.values, to + r * l->width);
@@ -381,7 +398,9 @@ static void append(const sa_pass *p, ptrdiff_t t) {
     append_rows(p, sequence, t % heads, from, sa_smaller(from + SA_APPEND_ROWS, sa_length_of(p->e, sequence)));
 }
 
-static char *partial_of(const sa_pass *p, ptrdiff_t sequence) { return p->partial + (size_t)sequence * p->plan->partial_bytes; }
+static char *partial_of(const sa_pass *p, ptrdiff_t sequence) {
+    return p->partial + (size_t)sequence * p->plan->partial_bytes;
+}
 
 static void attend_cached(const sa_pass *p, ptrdiff_t t) {
     const ptrdiff_t sequence = p->from + t / p->plan->attend_tasks, task = t % p->plan->attend_tasks;
@@ -411,7 +430,8 @@ static void merge(const sa_pass *p, ptrdiff_t t) {
     }
 }
 
-/* Tasks are independent: each appends and attends for rows of a key head or a chunk of its keys. Merges wait for all chunks. */
+/* Tasks are independent: each appends and attends for rows of a key head or a chunk of its keys.
+ * Merges wait for all chunks. */
 static void attend_with_cache(const sa_pass *p) {
     const ptrdiff_t sequences = p->to - p->from;
     if (!p->plan->joined) {
@@ -457,19 +477,20 @@ static void run_layer(sa_pass *p) {
     if (!sa_has_feed_forward(l)) {
         return;
     }
-    if (l->norm_first && l->weight[SA_LAST_NORM] != NULL) {
+    if (l->norm_first && l->weight[SA_FEED_FORWARD_NORM] != NULL) {
         sa_run_phase(p, norms, norm_s, SA_BY_ROWS);
     }
-    if (l->weight[SA_GATE] != NULL) { /* if the next product is cut in the same way, a thread needs only its own gates */
+    if (l->weight[SA_GATE] != NULL) {
+        /* If the next product is cut in the same way, a thread needs only its own gates. */
         const sa_linear gate = sa_product_of(p, SA_PROJECT_GATE, 0, 1), up = sa_product_of(p, SA_PROJECT_UP, 0, 1);
         multiply(p, SA_PROJECT_GATE, sa_linear_digits(&gate) == sa_linear_digits(&up) ? SA_BY_ROWS_AND_ON : SA_BY_ROWS);
     }
     multiply(p, SA_PROJECT_UP, SA_BY_ROWS);
     multiply(p, SA_PROJECT_DOWN, SA_BY_ROWS);
-    if (!l->norm_first && l->weight[SA_LAST_NORM] != NULL) {
+    if (!l->norm_first && l->weight[SA_FEED_FORWARD_NORM] != NULL) {
         sa_run_phase(p, norms, norm_last, SA_BY_ROWS);
     }
-    if (l->weight[SA_LAST_POST_NORM] != NULL) {
+    if (l->weight[SA_FEED_FORWARD_POST_NORM] != NULL) {
         sa_run_phase(p, norms, post_norm_last, SA_BY_ROWS);
     }
 }
@@ -479,9 +500,10 @@ static void norm_final(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     ptrdiff_t row;
     const ptrdiff_t rows = task_rows(p, t, &row);
-    char *scale, *scaled = sa_outer_scaled(p, 1, &scale), *x = p->f.array[SA_X];
+    char *scale, *scaled = sa_outer_scaled(p, SA_FINAL_NORM, &scale), *x = p->f.array[SA_X];
     char *y = e->pooling == SA_EACH_ROW ? p->out + sa_bytes(e, p->origin * e->d) : x;
-    add_norm(p, &e->final_norm, row, (sa_norm_rows){.rows = rows, .d = e->d, .x = x, .scaled = scaled, .scale = scale, .y = y});
+    add_norm(p, &e->final_norm, row,
+             (sa_norm_rows){.rows = rows, .d = e->d, .x = x, .scaled = scaled, .scale = scale, .y = y});
 }
 
 /* Writes a sequence's output: its rows, or the row that represents it. */
@@ -491,7 +513,7 @@ static void leave(const sa_pass *p, ptrdiff_t t) {
     const char *x = p->f.array[SA_X] + sa_bytes(e, row_of(p, sequence) * e->d);
     char *to = p->out + sa_bytes(e, (e->pooling == SA_EACH_ROW ? (ptrdiff_t)e->starts[sequence] : sequence) * e->d);
     if (e->pooling == SA_MEAN_ROW) {
-        sa_kernels_for(e->f64)->column_sums(x, NULL, length, e->d, e->d, 1 / (double)length, to);
+        sa_kernels_for(e->f64)->column_sums(x, SA_NO_FACTORS, length, e->d, e->d, 1 / (double)length, to);
         return;
     }
     x += e->pooling == SA_LAST_ROW ? sa_bytes(e, (length - 1) * e->d) : 0;
@@ -515,7 +537,7 @@ static void run_share(sa_pass p) {
     }
 }
 
-/* ---- the call ------------------------------------------------------------------------------------------------------------ */
+/* ---- the call ---------------------------------------------------------------------------------------------------- */
 
 /* The first sequence that begins at `token` or later. */
 static ptrdiff_t sequence_from(const sa_transformer *e, ptrdiff_t token) {
@@ -562,7 +584,8 @@ static void run(void *call, int thread, int team) {
     }
 }
 
-void sa_transformer_forward(const sa_transformer *e, const sa_transformer_plan *plan, void *out, void *saved, void *scratch) {
+void sa_transformer_forward(const sa_transformer *e, const sa_transformer_plan *plan, void *out, void *saved,
+                            void *scratch) {
     if (e->sequences == 0) {
         return;
     }

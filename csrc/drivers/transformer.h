@@ -1,21 +1,27 @@
-/* The transformer: packed sequences through layers of attention and feed-forward networks, and the gradients of all parameters.
- * A layer computes
+/* The transformer: packed sequences through layers of attention and feed-forward networks, and the gradients of all
+ * parameters. A layer computes
  *     s = x + post(output(attention(query(n), key(n), value(n))))     n = norm(x) if norm_first, else x
  *     y = s + post(down(activation(gate(m))·up(m)))                   m = norm(s) if norm_first, else s
- * and without norm_first, which has no post norms, s = norm(x + …), y = norm(s + …). Each head of queries and of keys may have a
- * norm before it is rotated. What has no weight is skipped. The caller checks sizes and ids. */
+ * and without norm_first, which has no post norms, s = norm(x + …), y = norm(s + …). Each head of queries and of keys
+ * may have a norm before it is rotated. What has no weight is skipped. The caller checks sizes and ids. */
 #ifndef SA_TRANSFORMER_H
 #define SA_TRANSFORMER_H
 
 #include "drivers/attention.h"
 #include "drivers/linear.h"
 
-/* The parameters, each a weight and a bias or NULL. Weights of projections are (out, in), of norms (d,), of norms of heads
- * (width,). */
-enum { SA_QUERY, SA_KEY, SA_VALUE, SA_OUTPUT, SA_ATTENTION_NORM, SA_UP, SA_GATE, SA_DOWN, SA_LAST_NORM };
-enum { SA_QUERY_NORM = SA_LAST_NORM + 1, SA_KEY_NORM, SA_ATTENTION_POST_NORM, SA_LAST_POST_NORM, SA_LAYER_PARAMETERS };
+/* The parameters, each a weight and a bias or NULL. Weights of projections are (out, in), of norms (d,),
+ * of norms of heads (width,). */
+enum { SA_QUERY, SA_KEY, SA_VALUE, SA_OUTPUT, SA_ATTENTION_NORM, SA_UP, SA_GATE, SA_DOWN, SA_FEED_FORWARD_NORM };
+enum {
+    SA_QUERY_NORM = SA_FEED_FORWARD_NORM + 1,
+    SA_KEY_NORM,
+    SA_ATTENTION_POST_NORM,
+    SA_FEED_FORWARD_POST_NORM,
+    SA_LAYER_PARAMETERS
+};
 
-static inline bool sa_is_norm(int which) { return which == SA_ATTENTION_NORM || which >= SA_LAST_NORM; }
+static inline bool sa_is_norm(int which) { return which == SA_ATTENTION_NORM || which >= SA_FEED_FORWARD_NORM; }
 
 /* Dropout is applied to attention weights, to output's result, to down's input and to down's result. */
 enum { SA_DROP_WEIGHTS, SA_DROP_OUTPUT, SA_DROP_WIDE, SA_DROP_DOWN, SA_DROPOUTS };
@@ -42,10 +48,10 @@ typedef struct {
     bool rms;
 } sa_norm;
 
-/* The keys and values of earlier tokens. The forward call appends the keys and values of the new tokens, and attends to all.
- * A call is decoding if each sequence has a past and one new token, and `prompt` is false. Any other call computes prompts:
- * their rows have the same bits in one call as in several, one after the other.
- * All layers have the same number of key heads, of one width. */
+/* The keys and values of earlier tokens. The forward call appends the keys and values of the new tokens, and attends to
+ * all. A call is decoding if each sequence has a past and one new token, and `prompt` is false. Any other call computes
+ * prompts: their rows have the same bits in one call as in several, one after the other. All layers have the same
+ * number of key heads, of one width. */
 typedef struct {
     char *keys, *values; /* (layers, sequences, key heads, capacity, width) */
     const int64_t *past; /* (sequences,): tokens in the cache; NULL: there is no cache */
@@ -64,48 +70,50 @@ typedef struct {
     const void *table; /* (vocabulary, d), for quants a sa_compact; or NULL: rows are the input */
     sa_weights table_kind;
     const float *table_scale; /* (vocabulary, groups), for a table of int8 */
-    double table_factor;      /* multiplies rows of the table, which then has neither always nor positions; 0: there is none */
-    const void *always;       /* (d,), added to every row of the table; or NULL */
-    const void *positions;    /* (longest or more, d), or NULL */
+    /* Multiplies rows of the table, which then has neither token_type_row nor positions; 0: there is none. */
+    double table_factor;
+    const void *token_type_row; /* (d,), added to every row of the table; or NULL */
+    const void *positions;      /* (longest or more, d), or NULL */
     const int64_t *ids;
-    const void *rows;      /* (tokens, d) */
-    const int64_t *starts; /* (sequences + 1,), from 0 to tokens; no sequence is empty, or longer than longest */
-    sa_norm first_norm;    /* the norm before the first layer; weight NULL: there is none */
-    sa_norm final_norm;    /* the norm after the last layer */
+    const void *rows;       /* (tokens, d) */
+    const int64_t *starts;  /* (sequences + 1,), from 0 to tokens; no sequence is empty, or longer than longest */
+    sa_norm embedding_norm; /* the norm before the first layer; weight NULL: there is none */
+    sa_norm final_norm;     /* the norm after the last layer */
     const sa_layer *layer;
     sa_tensor mask;     /* (sequences, heads, longest, longest), or data NULL; see selfattn.h */
     sa_tensor key_bias; /* (sequences, longest), or data NULL */
     sa_pooling pooling;
-    int digits;     /* as which rows of prompts multiply quants; 0: quants are expanded */
-    sa_cache cache; /* only without mask, dropout and a backward pass, and with causal layers */
-    char *weights;  /* or NULL: of attention, (layers, sequences, heads, longest, longest), zeroed; with a cache (layers, heads,
-                        tokens, keys), and one sequence */
+    int prompt_precision; /* the digits as which rows of prompts multiply quants; 0: quants are expanded */
+    sa_cache cache;       /* only without mask, dropout and a backward pass, and with causal layers */
+    /* Of attention, (layers, sequences, heads, longest, longest), zeroed;
+     * with a cache (layers, heads, tokens, keys), and one sequence; or NULL. */
+    char *weights;
     sa_watch *watch; /* or NULL; a cancelled call leaves results, and the cache after its past, undefined */
 } sa_transformer;
 
-/* The arrays of one layer, one after the other, with the width of a row. Without a backward pass all layers use the same
- * arrays, and some arrays the same memory. */
+/* The arrays of one layer, one after the other, with the width of a row. Without a backward pass all layers use the
+ * same arrays, and some arrays the same memory. */
 enum {
     SA_X,       /* d */
     SA_NORMED,  /* d: n, if the norm comes first */
     SA_QUERIES, /* heads × width */
     SA_KEYS,    /* key heads × width; values have the same */
     SA_VALUES,
-    SA_ATTENDED,    /* heads × width */
-    SA_SCALED,      /* d: the attention's norm, before weight and bias */
-    SA_SCALE,       /* 1: its scale */
-    SA_STATS,       /* heads × 2: attention's statistics, for the backward pass */
-    SA_S,           /* d */
-    SA_NORMED_S,    /* d: m, if the norm comes first */
-    SA_GATES,       /* hidden: gate(m) */
-    SA_WIDE,        /* hidden: up(m); the same memory as the next if ReLU is applied to it */
-    SA_ACTIVE,      /* hidden: the input of down */
-    SA_LAST_SCALED, /* d, 1: the last norm, before weight and bias, and its scale */
-    SA_LAST_SCALE,
+    SA_ATTENDED,            /* heads × width */
+    SA_SCALED,              /* d: the attention's norm, before weight and bias */
+    SA_SCALE,               /* 1: its scale */
+    SA_STATS,               /* heads × 2: attention's statistics, for the backward pass */
+    SA_S,                   /* d */
+    SA_NORMED_S,            /* d: m, if the norm comes first */
+    SA_GATES,               /* hidden: gate(m) */
+    SA_WIDE,                /* hidden: up(m); the same memory as the next if ReLU is applied to it */
+    SA_ACTIVE,              /* hidden: the input of down */
+    SA_FEED_FORWARD_SCALED, /* d, 1: the norm of the feed-forward, before weight and bias, and its scale */
+    SA_FEED_FORWARD_SCALE,
     SA_POST_SCALED, /* d, 1: the same of both post norms */
     SA_POST_SCALE,
-    SA_LAST_POST_SCALED,
-    SA_LAST_POST_SCALE,
+    SA_FEED_FORWARD_POST_SCALED,
+    SA_FEED_FORWARD_POST_SCALE,
     SA_QUERY_SCALED, /* heads × width, heads: the same of the norms of heads */
     SA_QUERY_SCALE,
     SA_KEY_SCALED,
@@ -118,7 +126,8 @@ typedef struct {
     size_t at[SA_ARRAYS], bytes;
 } sa_layout;
 
-/* How a call is cut up: threads take shares of the tokens, or tasks if there are few shares. Bits do not depend on it. */
+/* How a call is cut up: threads take shares of the tokens, or tasks if there are few shares.
+ * Bits do not depend on it. */
 typedef struct {
     bool keep;
     bool by_shares;
@@ -127,8 +136,8 @@ typedef struct {
     ptrdiff_t shares, share_tokens; /* share k begins at the first sequence from token k·share_tokens on … */
     ptrdiff_t share_rows;           /* … and has at most this many tokens */
     ptrdiff_t attend_rows;
-    /* With a cache, for each sequence: tasks that attend, tasks that merge chunks of keys, whether attending tasks also append,
-     * and bytes of its partial results. */
+    /* With a cache, for each sequence: tasks that attend, tasks that merge chunks of keys, whether attending tasks also
+     * append, and bytes of its partial results. */
     ptrdiff_t attend_tasks, merge_tasks;
     bool joined;
     size_t partial_bytes;
@@ -141,9 +150,10 @@ typedef struct {
 
 sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_threads, sa_transformer_plan *plan);
 
-/* out: (tokens, d), or with pooling (sequences, d). saved has plan.saved_bytes bytes, scratch plan.shared_bytes + plan.threads
- * × plan.scratch_bytes; all are 64-byte aligned. */
-void sa_transformer_forward(const sa_transformer *e, const sa_transformer_plan *plan, void *out, void *saved, void *scratch);
+/* out: (tokens, d), or with pooling (sequences, d). saved has plan.saved_bytes bytes, scratch
+ * plan.shared_bytes + plan.threads × plan.scratch_bytes; all are 64-byte aligned. */
+void sa_transformer_forward(const sa_transformer *e, const sa_transformer_plan *plan, void *out, void *saved,
+                            void *scratch);
 
 /* Arrays of the parameters' shapes, written whole; NULL for absent parameters, and all NULL if only rows are wanted. */
 typedef struct {
@@ -154,18 +164,18 @@ typedef struct {
     const void *grad_out; /* has out's shape */
     void *table;          /* has the table's shape; or NULL */
     void *rows;           /* (tokens, d): the gradient of the first norm's or layer's input; or NULL */
-    void *mask;           /* (heads, longest, longest), zeroed: the gradient of a float mask of all sequences; or NULL */
-    void *first_norm[2], *final_norm[2]; /* gradients of weight and bias */
+    void *mask; /* (heads, longest, longest), zeroed: the gradient of a float mask of all sequences; or NULL */
+    void *embedding_norm[2], *final_norm[2]; /* gradients of weight and bias */
     const sa_layer_gradients *layer;
 } sa_transformer_gradients;
 
 sa_status sa_transformer_plan_backward(const sa_transformer *e, int max_threads, sa_transformer_plan *plan);
 
 /* saved is only read. The parameters must be the same as in the forward call. */
-void sa_transformer_backward(const sa_transformer *e, const sa_transformer_gradients *g, const sa_transformer_plan *plan,
-                             const void *saved, void *scratch);
+void sa_transformer_backward(const sa_transformer *e, const sa_transformer_gradients *g,
+                             const sa_transformer_plan *plan, const void *saved, void *scratch);
 
-/* ---- for the files of the transformer alone: where activations are, the products of a layer, how tasks run --------------- */
+/* ---- for the files of the transformer alone: where activations are, the products of a layer, how tasks run ------- */
 
 #define SA_NORM_ROWS 16
 
@@ -217,8 +227,8 @@ typedef struct {
 
 typedef void sa_pass_task(const sa_pass *p, ptrdiff_t t);
 
-/* Which thread takes a task: any free one, or the thread that has the task's rows in its CPU cache. Threads wait at the end of
- * a phase, unless the next phase needs none of its results. */
+/* Which thread takes a task: any free one, or the thread that has the task's rows in its CPU cache. Threads wait at the
+ * end of a phase, unless the next phase needs none of its results. */
 typedef enum { SA_BY_ANY_THREAD, SA_BY_ROWS, SA_BY_ROWS_AND_ON } sa_order;
 
 /* Runs a phase of independent tasks; all threads of the team call it. */
@@ -249,11 +259,12 @@ double sa_count_weights(const sa_transformer *e);
 
 sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep);
 
-/* With keep each layer has its own arrays. The last layer's are followed by its output rows, and by scaled rows and scales of
- * the first and final norms. */
+/* With keep each layer has its own arrays. The last layer's are followed by its output rows, and by scaled rows and
+ * scales of the first and final norms. */
 sa_frame sa_frame_of(const sa_pass *p);
 
-/* The scaled rows (rows, d) and scales (rows,) of the first norm (which 0) or the final norm (1). */
+/* The scaled rows (rows, d) and scales (rows,) of the first norm or the final norm. */
+enum { SA_FIRST_NORM, SA_FINAL_NORM };
 char *sa_outer_scaled(const sa_pass *p, int which, char **scale);
 
 /* A product of a layer, for `rows` rows from row `row` of the frame on. */
@@ -269,7 +280,8 @@ typedef enum {
 
 sa_linear sa_product_of(const sa_pass *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows);
 
-/* True if the output projection would overwrite x, which is added after dropout. Its result then goes to SA_SCALED first. */
+/* True if the output projection would overwrite x, which is added after dropout.
+ * Its result then goes to SA_SCALED first. */
 bool sa_needs_detour(const sa_pass *p);
 
 /* The dropout of one kind, for rows from row `row` of the frame on. */
@@ -278,10 +290,13 @@ sa_dropout sa_dropout_of(const sa_pass *p, int kind, ptrdiff_t row);
 static inline bool sa_has_feed_forward(const sa_layer *l) { return l->hidden > 0; }
 
 /* Describes one head's attention in the sequence at row `row` of the frame. */
-void sa_describe_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head, sa_attention *a);
+void sa_describe_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head,
+                      sa_attention *a);
 
 /* The first new token of a sequence in the call, and the numbers of its new and of its earlier tokens. */
-static inline ptrdiff_t sa_start_of(const sa_transformer *e, ptrdiff_t sequence) { return (ptrdiff_t)e->starts[sequence]; }
+static inline ptrdiff_t sa_start_of(const sa_transformer *e, ptrdiff_t sequence) {
+    return (ptrdiff_t)e->starts[sequence];
+}
 
 static inline ptrdiff_t sa_length_of(const sa_transformer *e, ptrdiff_t sequence) {
     return sa_start_of(e, sequence + 1) - sa_start_of(e, sequence);
@@ -292,6 +307,7 @@ static inline ptrdiff_t sa_past_of(const sa_transformer *e, ptrdiff_t sequence) 
 }
 
 /* Bytes of a thread's scratch: for products or attention; in the backward pass also for a head's dK, dV and delta. */
+enum { SA_FORWARD_PASS, SA_BACKWARD_PASS };
 size_t sa_transformer_scratch(const sa_transformer *e, const sa_transformer_plan *plan, bool backward);
 
 int sa_transformer_threads(const sa_transformer *e, double products, int max_threads);

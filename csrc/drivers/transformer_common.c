@@ -1,12 +1,12 @@
-/* For all passes of the transformer: sizes and offsets of activations, descriptions of a layer's products and heads, and how a
- * phase is run. */
+/* For all passes of the transformer: sizes and offsets of activations,
+ * descriptions of a layer's products and heads, and how a phase is run. */
 #include <math.h>
 #include <string.h>
 
 #include "drivers/transformer.h"
 #include "runtime/team.h"
 
-/* ---- sizes --------------------------------------------------------------------------------------------------------------- */
+/* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
 size_t sa_array_bytes(const sa_transformer *e, ptrdiff_t rows, ptrdiff_t columns) {
     return sa_whole_lines((size_t)rows * (size_t)columns * sa_element_size(e->f64));
@@ -53,7 +53,7 @@ static void widths_of(const sa_transformer *e, bool keep, ptrdiff_t width[SA_ARR
         widen(&width[SA_QUERY_SCALED], l->weight[SA_QUERY_NORM], keep, sa_query_width(l), l->heads);
         widen(&width[SA_KEY_SCALED], l->weight[SA_KEY_NORM], keep, sa_key_width(l), l->key_heads);
         widen(&width[SA_POST_SCALED], l->weight[SA_ATTENTION_POST_NORM], keep, e->d, 1);
-        widen(&width[SA_LAST_POST_SCALED], l->weight[SA_LAST_POST_NORM], keep, e->d, 1);
+        widen(&width[SA_FEED_FORWARD_POST_SCALED], l->weight[SA_FEED_FORWARD_POST_NORM], keep, e->d, 1);
         if (sa_has_feed_forward(l)) {
             width[SA_S] = e->d;
             width[SA_WIDE] = sa_larger(width[SA_WIDE], keep && overwrites_wide(l) ? 0 : l->hidden);
@@ -63,8 +63,8 @@ static void widths_of(const sa_transformer *e, bool keep, ptrdiff_t width[SA_ARR
     }
     if (keep && width[SA_S] > 0) {
         width[SA_NORMED_S] = width[SA_NORMED];
-        width[SA_LAST_SCALED] = e->d;
-        width[SA_LAST_SCALE] = 1;
+        width[SA_FEED_FORWARD_SCALED] = e->d;
+        width[SA_FEED_FORWARD_SCALE] = 1;
     }
 }
 
@@ -79,10 +79,10 @@ sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep) {
     if (!keep) {
         layout.at[SA_NORMED_S] = layout.at[SA_NORMED];
         layout.at[SA_ACTIVE] = layout.at[SA_WIDE];
-        layout.at[SA_LAST_SCALED] = layout.at[SA_SCALED];
-        layout.at[SA_LAST_SCALE] = layout.at[SA_SCALE];
-        layout.at[SA_POST_SCALED] = layout.at[SA_LAST_POST_SCALED] = layout.at[SA_SCALED];
-        layout.at[SA_POST_SCALE] = layout.at[SA_LAST_POST_SCALE] = layout.at[SA_SCALE];
+        layout.at[SA_FEED_FORWARD_SCALED] = layout.at[SA_SCALED];
+        layout.at[SA_FEED_FORWARD_SCALE] = layout.at[SA_SCALE];
+        layout.at[SA_POST_SCALED] = layout.at[SA_FEED_FORWARD_POST_SCALED] = layout.at[SA_SCALED];
+        layout.at[SA_POST_SCALE] = layout.at[SA_FEED_FORWARD_POST_SCALE] = layout.at[SA_SCALE];
         layout.at[SA_QUERY_SCALED] = layout.at[SA_QUERIES];
         layout.at[SA_KEY_SCALED] = layout.at[SA_KEYS];
     }
@@ -140,7 +140,7 @@ int sa_transformer_threads(const sa_transformer *e, double products, int max_thr
     return sa_threads_for(products * rows * each, SA_TRANSFORMER_WORK_PER_THREAD, HUGE_VAL, max_threads);
 }
 
-/* ---- descriptions of products and heads ---------------------------------------------------------------------------------- */
+/* ---- descriptions of products and heads -------------------------------------------------------------------------- */
 
 static void add_weight(sa_linear *product, const sa_layer *l, int which, ptrdiff_t out, char *y) {
     product->out[product->count] = out;
@@ -168,12 +168,12 @@ sa_linear sa_product_of(const sa_pass *p, sa_product_kind kind, ptrdiff_t row, p
                     hidden = l->hidden;
     char *const *array = p->f.array;
     const bool first_normed = l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
-    const bool last_normed = l->norm_first && l->weight[SA_LAST_NORM] != NULL;
+    const bool norm_before = l->norm_first && l->weight[SA_FEED_FORWARD_NORM] != NULL;
     sa_linear product = {.f64 = p->e->f64,
                          .weights = l->weights,
                          .far = p->plan->far,
                          .decoding = p->plan->decoding,
-                         .digits = p->e->digits,
+                         .digits = p->e->prompt_precision,
                          .rows = rows,
                          .in = d};
     switch (kind) {
@@ -196,17 +196,18 @@ sa_linear sa_product_of(const sa_pass *p, sa_product_kind kind, ptrdiff_t row, p
         return product;
     }
     case SA_PROJECT_DOWN: {
-        const bool norm_after = !l->norm_first && l->weight[SA_LAST_NORM] != NULL, post = l->weight[SA_LAST_POST_NORM] != NULL;
+        const bool norm_after = !l->norm_first && l->weight[SA_FEED_FORWARD_NORM] != NULL,
+                   post = l->weight[SA_FEED_FORWARD_POST_NORM] != NULL;
         product.in = hidden;
         product.x = array[SA_ACTIVE] + at * hidden;
         product.dropout = sa_dropout_of(p, SA_DROP_DOWN, row);
         product.residual = post ? NULL : array[SA_S] + at * d;
-        char *y = post ? array[SA_LAST_POST_SCALED] : norm_after ? array[SA_LAST_SCALED] : p->f.y;
+        char *y = post ? array[SA_FEED_FORWARD_POST_SCALED] : norm_after ? array[SA_FEED_FORWARD_SCALED] : p->f.y;
         add_weight(&product, l, SA_DOWN, d, y + at * d);
         return product;
     }
     default:
-        product.x = (last_normed ? array[SA_NORMED_S] : array[SA_S]) + at * d;
+        product.x = (norm_before ? array[SA_NORMED_S] : array[SA_S]) + at * d;
         if (kind == SA_PROJECT_GATE) {
             add_weight(&product, l, SA_GATE, hidden, array[SA_GATES] + at * hidden);
             return product;
@@ -230,10 +231,12 @@ static sa_tensor matrix(const sa_transformer *e, char *data, ptrdiff_t stride) {
     return (sa_tensor){.m = {data, sa_bytes(e, stride), sa_bytes(e, 1), e->f64 ? SA_F64 : SA_F32, false}};
 }
 
-void sa_describe_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head, sa_attention *a) {
+void sa_describe_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head,
+                      sa_attention *a) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
-    const ptrdiff_t query_width = sa_query_width(l), key_width = sa_key_width(l), key_head = head / (l->heads / l->key_heads);
+    const ptrdiff_t query_width = sa_query_width(l), key_width = sa_key_width(l),
+                    key_head = head / (l->heads / l->key_heads);
     const ptrdiff_t at = sa_bytes(e, row * query_width + head * l->width),
                     key_at = sa_bytes(e, row * key_width + key_head * l->width);
     *a = (sa_attention){.L = length,
@@ -296,7 +299,7 @@ size_t sa_transformer_scratch(const sa_transformer *e, const sa_transformer_plan
     return sa_whole_lines(most);
 }
 
-/* ---- phases --------------------------------------------------------------------------------------------------------- */
+/* ---- phases ------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
     const sa_pass *p;
@@ -310,8 +313,8 @@ static void run_task(void *call, ptrdiff_t t) {
     }
 }
 
-/* Iterations are independent: a task writes its own rows or columns. A cancelled call skips its remaining tasks; its threads
- * still wait for one another and reach the end. */
+/* Iterations are independent: a task writes its own rows or columns. A cancelled call skips its remaining tasks; its
+ * threads still wait for one another and reach the end. */
 void sa_run_phase(const sa_pass *p, ptrdiff_t tasks, sa_pass_task *task, sa_order order) {
     phase run = {p, task};
     if (order == SA_BY_ANY_THREAD) {

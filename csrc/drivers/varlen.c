@@ -1,5 +1,6 @@
-/* Driver of attention over ragged batches. Each thread has a copy of the call, which is set to one sequence at a time: an
- * ordinary call, with the tasks of attention.c and attention_backward.c. Threads share one list of tasks, longest first. */
+/* Driver of attention over ragged batches. Each thread has a copy of the call, which is set to one sequence at a time:
+ * an ordinary call, with the tasks of attention.c and attention_backward.c. Threads share one list of tasks, longest
+ * first. */
 #include "drivers/varlen.h"
 
 #include <math.h>
@@ -63,7 +64,8 @@ static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s
     g->only_turns = true;
 }
 
-/* Sequences with more turns come first, so the first sequences are those of a turn. Among equals, longer tasks come first. */
+/* Sequences with more turns come first, so the first sequences are those of a turn.
+ * Among equals, longer tasks come first. */
 static int compare_items(const void *x, const void *y) {
     const sa_varlen_item *a = x, *b = y;
     const double order[] = {(double)(b->turns - a->turns), b->cost - a->cost, (double)(a->sequence - b->sequence)};
@@ -72,7 +74,8 @@ static int compare_items(const void *x, const void *y) {
 }
 
 /* Sorts items, sums up their counts, and chooses threads for the tasks of kinds from `kind` on. */
-static sa_status finish(sa_varlen_plan *plan, const sa_varlen *v, double work, ptrdiff_t rows, int kind, int max_threads) {
+static sa_status finish(sa_varlen_plan *plan, const sa_varlen *v, double work, ptrdiff_t rows, int kind,
+                        int max_threads) {
     bool too_large = false;
     qsort(plan->items, (size_t)v->sequences, sizeof *plan->items, compare_items);
     for (ptrdiff_t i = 0; i < v->sequences; ++i) {
@@ -123,7 +126,8 @@ sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_ite
     return finish(plan, v, work, all_rows, BLOCKS, max_threads);
 }
 
-sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan) {
+sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads, sa_varlen_item *items,
+                                  sa_varlen_plan *plan) {
     const sa_varlen *v = vg->v;
     sa_attention a = *v->packed;
     sa_attention_gradients g = *vg->packed;
@@ -203,7 +207,9 @@ static void forward_task(varlen_thread *at, ptrdiff_t t, char *partial) {
 static void backward_task(const varlen_thread *at, ptrdiff_t t) {
     switch (at->kind) {
     case DELTAS: sa_backward_delta_task(&at->g, &at->backward, t, at->scratch); break;
-    case RANGES: sa_backward_range_task(&at->g, &at->backward, at->turn, t, at->scratch, NULL, NULL); break;
+    case RANGES:
+        sa_backward_range_task(&at->g, &at->backward, at->turn, t, at->scratch, SA_NOT_COUNTED, SA_NOT_COUNTED);
+        break;
     default: sa_backward_mask_task(&at->g, &at->backward, &at->mask, t, at->scratch); break;
     }
 }
@@ -255,8 +261,8 @@ static ptrdiff_t tasks_of_turn(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_
     return first == n ? plan->tasks[RANGES] : plan->items[first].before[RANGES];
 }
 
-/* Tasks of a kind are independent: each writes its own rows, partial result or gradients (attention_backward.c), and sequences
- * share no output. Merges wait for all partial results. */
+/* Tasks of a kind are independent: each writes its own rows, partial result or gradients (attention_backward.c), and
+ * sequences share no output. Merges wait for all partial results. */
 static void run_tasks(void *call, int thread, int team) {
     const varlen_run *run = call;
     const sa_varlen_plan *plan = run->plan;

@@ -4,9 +4,9 @@
 
 #include "selfattn.h"
 
-/* The packed arrays as one call with leading dims (1, H); L and S are totals. Sequence s has rows begin_q[s] … begin_q[s + 1] −
- * 1, and keys likewise; the caller has checked them. Scalars may differ between sequences. Dropout counts rows and keys within
- * the sequence, and uses head number s·H + h. */
+/* The packed arrays as one call with leading dims (1, H); L and S are totals. Sequence s has rows
+ * begin_q[s] … begin_q[s + 1] − 1, and keys likewise; the caller has checked them. Scalars may differ between
+ * sequences. Dropout counts rows and keys within the sequence, and uses head number s·H + h. */
 typedef struct {
     const sa_attention *packed;
     ptrdiff_t sequences;
@@ -45,7 +45,8 @@ typedef struct {
     const sa_tensor *dmasks;
 } sa_varlen_gradients;
 
-sa_status sa_varlen_plan_backward(const sa_varlen_gradients *g, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan);
+sa_status sa_varlen_plan_backward(const sa_varlen_gradients *g, int max_threads, sa_varlen_item *items,
+                                  sa_varlen_plan *plan);
 
 sa_status sa_varlen_backward(const sa_varlen_gradients *g, const sa_varlen_plan *plan, void *scratch);
 

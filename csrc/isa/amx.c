@@ -1,11 +1,10 @@
-/* AVX-512 with the matrix unit for attention and products in float32 and 16 bits. All other kernels come from isa/avx512.c. */
+/* AVX-512 with the matrix unit for attention and products in float32 and 16 bits.
+ * All other kernels come from isa/avx512.c. */
 #include "simd/macros.h"
 #if defined(__x86_64__)
 SA_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,amx-int8", "prefer-vector-width=512")
 SA_OPTIMIZE(SA_BY_HAND)
-#include <immintrin.h>
 #define SA_ISA avx512 /* its types and functions are used */
-#define SA_AMX(name) SA_PASTE4(sa_, name, f32, amx)
 #include "simd/avx512.h"
 #include "simd/amx.h"
 #include "isa/avx512_unit.h"
@@ -14,7 +13,6 @@ SA_OPTIMIZE(SA_BY_HAND)
 #include "kernels/decode/decode_amx.h"
 
 SA_DECLARE_TABLE(avx512, amx, amx)
-SA_MATMUL_ENTRIES(SA_DECLARE_ENTRY, f32, avx512)
 #include "kernels/transformer/matmul_amx.h"
 #include "kernels/products/compact_amx.h"
 

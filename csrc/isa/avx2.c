@@ -3,7 +3,6 @@
 #if defined(__x86_64__)
 SA_TARGET("avx2,fma,f16c,no-avx512f")
 SA_OPTIMIZE(SA_BY_HAND)
-#include <immintrin.h>
 #define SA_ISA avx2
 #include "simd/avx2.h"
 #include "kernels/products/int8_avx2.h"

@@ -3,7 +3,6 @@
 #if defined(__x86_64__)
 SA_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16", "prefer-vector-width=512")
 SA_OPTIMIZE(SA_BY_HAND)
-#include <immintrin.h>
 #define SA_ISA avx512 /* its types and functions are used */
 #include "simd/avx512.h"
 #include "simd/avx512bf16.h"

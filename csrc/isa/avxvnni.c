@@ -2,7 +2,6 @@
 #include "simd/macros.h"
 #if defined(__x86_64__)
 SA_TARGET("avx2,fma,avxvnni,no-avx512f")
-#include <immintrin.h>
 #include "kernels/products/int8_avxvnni.h"
 SA_END_TARGET
 #endif

@@ -3,7 +3,6 @@
 #if defined(__x86_64__)
 SA_TARGET("no-sse3,no-avx")
 SA_OPTIMIZE("O2") /* -O3 makes larger code, no faster here */
-#include <emmintrin.h>
 #define SA_ISA baseline
 #define SA_VEC128_SSE2
 #define SA_VEC128_REGISTERS 16

@@ -1,4 +1,5 @@
-/* The kernels in plain C, for any CPU. Where each CPU has vectors only tests use them, so they are compiled to be small. */
+/* The kernels in plain C, for any CPU. Where each CPU has vectors only tests use them,
+ * so they are compiled to be small. */
 #if (defined(__x86_64__) || defined(__aarch64__) || defined(__wasm_simd128__)) && !defined(SA_PARTS_APART)
 #define SA_PARTS_APART
 #endif

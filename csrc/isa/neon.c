@@ -1,7 +1,6 @@
 /* The NEON kernels, for every aarch64 CPU. */
 #include "simd/macros.h"
 #if defined(__aarch64__)
-#include <arm_neon.h>
 #define SA_ISA neon
 #define SA_VEC128_NEON
 #define SA_VEC128_REGISTERS 32

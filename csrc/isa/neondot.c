@@ -8,7 +8,6 @@ SA_PRAGMA(GCC push_options)
 #else
 SA_TARGET("arch=armv8.2-a+dotprod")
 #endif
-#include <arm_neon.h>
 #include "kernels/products/int8_neondot.h"
 SA_END_TARGET
 #endif

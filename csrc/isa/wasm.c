@@ -1,7 +1,6 @@
 /* The kernels of WebAssembly's 128-bit vectors. Their results have the bits of baseline's. */
 #include "simd/macros.h"
 #if defined(__wasm_simd128__)
-#include <wasm_simd128.h>
 #define SA_ISA wasm
 #define SA_VEC128_WASM
 #define SA_VEC128_REGISTERS 16

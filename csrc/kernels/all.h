@@ -1,6 +1,6 @@
-/* All kernels of one element type, for isa/table.h. The files below have no include guards, because both types compile the same
- * text. */
-#include "simd/macros.h"
+/* All kernels of one element type, for isa/table.h. The files below have no include guards,
+ * because both types compile the same text. */
+#include "simd/real.h"
 #include "simd/exp.h"
 #include "kernels/attention/load.h"
 #include "kernels/products/tiles.h"
@@ -10,7 +10,8 @@
 #include "kernels/attention/forward.h"
 #include "kernels/decode/decode.h"
 #include "kernels/attention/backward.h"
-SA_ATTENTION_KERNELS(SA_ISA, NULL)
+#include "kernels/attention/entries.h"
+SA_ATTENTION_KERNELS(SA_ISA, NULL) /* there is no unit but multiply-adds */
 #include "kernels/rowops/forward.h"
 #include "kernels/rowops/backward.h"
 #include "kernels/optimizer/update.h"

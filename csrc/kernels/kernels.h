@@ -5,13 +5,14 @@
 #include "drivers/rowops.h"
 #include "selfattn.h"
 #include "drivers/optimizer.h"
+#include "kernels/modes.h"
 #include "kernels/quant_kinds.h"
 
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; a tile's scores and V fit in L1 */
 
-/* The state of a tile of scores: its mask leaves all pairs open, closes some, adds to scores, or closes all. Another bit says
- * that its keys have a bias. */
+/* The state of a tile of scores: its mask leaves all pairs open, closes some, adds to scores, or closes all. Another
+ * bit says that its keys have a bias. */
 enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_ADDS, SA_TILE_CLOSED, SA_TILE_KEYS_BIASED = 4 };
 
 /* The state of a tile copied as bfloat16: unknown, all numbers fit, or some do not. */
@@ -29,8 +30,8 @@ typedef struct {
     char *weights[SA_MAX_BLOCK_ROWS];
     char *stats[SA_MAX_BLOCK_ROWS];
     ptrdiff_t lo[SA_MAX_BLOCK_ROWS], hi[SA_MAX_BLOCK_ROWS]; /* only keys lo … hi − 1 are open */
-    ptrdiff_t open_from, open_to;                           /* keys open_from … open_to − 1 are in every row's lo … hi */
-    ptrdiff_t position[SA_MAX_BLOCK_ROWS];                  /* the key at the query's position */
+    ptrdiff_t open_from, open_to;          /* keys open_from … open_to − 1 are in every row's lo … hi */
+    ptrdiff_t position[SA_MAX_BLOCK_ROWS]; /* the key at the query's position */
     ptrdiff_t index[SA_MAX_BLOCK_ROWS];
     uint64_t head[SA_MAX_BLOCK_ROWS]; /* flattened head number, for dropout */
     double slope[SA_MAX_BLOCK_ROWS], sink[SA_MAX_BLOCK_ROWS];
@@ -60,8 +61,8 @@ typedef struct {
     ptrdiff_t partial_rows;
 } sa_block;
 
-/* For blocks with gaps: returns the first key of the next tile from `from` on, or b->end, and the tile's length in *n. Keys
- * between tiles are closed to all rows. Tiles, `from` and b->begin are multiples of 4, for dropout. */
+/* For blocks with gaps: returns the first key of the next tile from `from` on, or b->end, and the tile's length in *n.
+ * Keys between tiles are closed to all rows. Tiles, `from` and b->begin are multiples of 4, for dropout. */
 ptrdiff_t sa_next_open_tile(const sa_block *b, ptrdiff_t from, ptrdiff_t *n);
 
 /* Returns the first of the runs … end − 1 that ends after `key`, or `end`. */
@@ -70,8 +71,8 @@ const sa_run *sa_find_run(const sa_run *runs, const sa_run *end, ptrdiff_t key);
 /* Returns the first row after r that has other runs, or count. */
 int sa_same_runs(const sa_rows *rows, int r);
 
-/* For each row of a block, the output's gradient and the gradients to write; NULL for those not wanted. All but grad_out and
- * grad_lse have the type that computes. */
+/* For each row of a block, the output's gradient and the gradients to write; NULL for those not wanted. All but
+ * grad_out and grad_lse have the type that computes. */
 typedef struct {
     const char *grad_out[SA_MAX_BLOCK_ROWS];
     const char *grad_lse[SA_MAX_BLOCK_ROWS];
@@ -91,7 +92,8 @@ typedef struct {
     bool with_mask;
 } sa_backward_block;
 
-/* True if the call should stop; called between tasks, and in a block every SA_ELEMENTS_AT_ONCE elements of keys and values. */
+/* True if the call should stop; called between tasks, and in a block every SA_ELEMENTS_AT_ONCE elements of keys and
+ * values. */
 bool sa_cancelled(const sa_attention *a);
 #define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
 
@@ -109,9 +111,10 @@ typedef struct {
     double *partial; /* sums dweight[n], dbias[n], or NULL */
 } sa_row_task;
 
-/* A task's product, with sums of n terms; strides count elements. In matmul_nn C has at most block_rows columns; in matmul_tn it
- * has at most SA_WEIGHT_ROWS rows, and n ≤ SA_SUM_ROWS. If rows have splits_from elements or more, a matrix unit splits
- * operands: then C may have any number of columns, and `again` says that A (in matmul_tn B) is already in scratch. */
+/* A task's product, with sums of n terms; strides count elements. In matmul_nn C has at most block_rows columns; in
+ * matmul_tn it has at most SA_WEIGHT_ROWS rows, and n ≤ SA_SUM_ROWS. If rows have splits_from elements or more, a
+ * matrix unit splits operands: then C may have any number of columns, and `again` says that A (in matmul_tn B) is
+ * already in scratch. */
 #define SA_WEIGHT_ROWS 64
 #define SA_SUM_ROWS 256
 #define SA_SPLIT_COLUMNS 32 /* columns are best cut at multiples of this */
@@ -126,7 +129,8 @@ typedef struct {
     const void *bias; /* (width,), for matmul_nt; or NULL */
 } sa_product;
 
-/* The norm of s = x, or x + added: scaled = (s − mean(s))·scale, y = scaled·weight + bias + residual. RMSNorm has no mean. */
+/* The norm of s = x, or x + added: scaled = (s − mean(s))·scale, y = scaled·weight + bias + residual.
+ * RMSNorm has no mean. */
 typedef struct {
     ptrdiff_t rows, d;
     bool rms;
@@ -144,8 +148,8 @@ typedef struct {
     const void *pre, *gate;
 } sa_active;
 
-/* Dropout of rows. Element (i, j) is kept if its word is at least round(p·2^32): word j % 64 / 16 of Philox with the counter
- * (i, j / 64·16 + j % 16, i / 2^32, 0). */
+/* Dropout of rows. Element (i, j) is kept if its word is at least round(p·2^32): word j % 64 / 16 of Philox with the
+ * counter (i, j / 64·16 + j % 16, i / 2^32, 0). */
 typedef struct {
     double p;
     uint64_t seed;
@@ -168,15 +172,15 @@ typedef struct {
     bool nesterov, fresh; /* for SGD; fresh: there is no mean yet */
 } sa_update_scalars;
 
-/* ---- compact weights: 8 or 16 bits (docs/decisions/0010-int8.md), or quants of a GGUF file ------------------------------- */
+/* ---- compact weights: 8 or 16 bits (docs/decisions/0010-int8.md), or quants of a GGUF file ----------------------- */
 
 typedef enum { SA_WEIGHTS_WHOLE, SA_WEIGHTS_INT8, SA_WEIGHTS_BF16, SA_WEIGHTS_QUANTS } sa_weights;
 
-/* Panels of SA_PANEL_COLUMNS columns, [word][column]. A word of 4 bytes has four int8 or two bfloat16 that follow each other in
- * a row of the weight (out, in). Zeros fill the last word and panel.
+/* Panels of SA_PANEL_COLUMNS columns, [word][column]. A word of 4 bytes has four int8 or two bfloat16 that follow each
+ * other in a row of the weight (out, in). Zeros fill the last word and panel.
  *
- * In int8, each group of SA_GROUP numbers of a row has a scale, in weights and in the rows that they multiply. The last group
- * of a row may be smaller. */
+ * In int8, each group of SA_GROUP numbers of a row has a scale, in weights and in the rows that they multiply. The last
+ * group of a row may be smaller. */
 #define SA_PANEL_COLUMNS 32
 #define SA_WORD 4
 #define SA_GROUP 128
@@ -193,13 +197,14 @@ typedef struct {
     const char *strips; /* a copy for sa_gemv_tile, of whole strips of SA_GEMV_COLUMNS rows; or NULL */
 } sa_compact;
 
-/* x[i] ≈ least + scale·q[i] in a group of a row, q from 0 to 255. If a row is not finite, or a group's range is not a normal
- * number, the row's first scale is NaN and the row is multiplied without rounding. */
+/* x[i] ≈ least + scale·q[i] in a group of a row, q from 0 to 255. If a row is not finite, or a group's range is not a
+ * normal number, the row's first scale is NaN and the row is multiplied without rounding. */
 typedef struct {
     float least, scale;
 } sa_rounded;
 
-/* sums[r][c] = Σ_k row_r[k]·panel[k][c], for a tile of rows: for uint8 and int8 exact in int32, for bfloat16 in float32. */
+/* sums[r][c] = Σ_k row_r[k]·panel[k][c], for a tile of rows: for uint8 and int8 exact in int32,
+ * for bfloat16 in float32. */
 typedef struct {
     ptrdiff_t rows, words;
     const char *x; /* the rounded rows, `stride` bytes apart, with zeros up to a whole cache line */
@@ -222,9 +227,10 @@ typedef struct {
     void (*start)(void), (*end)(void); /* called before and after the leaf; or NULL */
 } sa_compact_unit;
 
-/* 32 numbers of a row as integers of one to three digits in base 256, from −128 to 127: x[i] ≈ scale·Σ_n of[n].digit[i]·256ⁿ.
- * The largest of the 32 is 127, 32639 or 8355000; with three digits the error is at most float32's error for the largest. Only
- * as many digits are stored as there are. A row that is not finite has NaN as its first scale, and is multiplied in float32. */
+/* 32 numbers of a row as integers of one to three digits in base 256, from −128 to 127: x[i] ≈ scale·Σ_n
+ * of[n].digit[i]·256ⁿ. The largest of the 32 is 127, 32639 or 8355000; with three digits the error is at most float32's
+ * error for the largest. Only as many digits are stored as there are. A row that is not finite has NaN as its first
+ * scale, and is multiplied in float32. */
 #define SA_DIGITS 3 /* the most */
 #define SA_PIECE 32
 typedef struct {
@@ -240,8 +246,9 @@ static inline __attribute__((always_inline)) ptrdiff_t sa_digits_bytes(int digit
 }
 
 /* Piece i of rows that follow one another. */
-static inline __attribute__((always_inline)) const sa_digits *sa_digits_at(const sa_digits *x, ptrdiff_t i, int digits) {
-    return (const sa_digits *)(const void *)((const char *)x + i * sa_digits_bytes(digits));
+static inline __attribute__((always_inline)) const sa_digits *sa_digits_at(const sa_digits *x, ptrdiff_t i,
+                                                                           int digits) {
+    return (const void *)((const char *)x + i * sa_digits_bytes(digits));
 }
 
 /* sums[r][c] = Σ x_r[k]·w_c[k]. w_c is row c of the weights, in quants; the rows follow one another. */
@@ -253,7 +260,8 @@ typedef struct {
     int digits;
     ptrdiff_t rows, pieces; /* a piece has SA_PIECE numbers */
     const sa_digits *x;     /* (rows, pieces) */
-    /* A strip, [row_bytes / 2][SA_GEMV_COLUMNS]: two bytes of each row in turn. The leaf also fetches the bytes after it. */
+    /* A strip, [row_bytes / 2][SA_GEMV_COLUMNS]: two bytes of each row in turn.
+     * The leaf also fetches the bytes after it. */
     const char *weights;
     ptrdiff_t row_bytes;
     void *panel; /* SA_PANEL_BYTES, aligned */
@@ -305,22 +313,23 @@ typedef struct {
     void (*matmul_nt)(const sa_product *p, void *scratch); /* C = bias + A·Bᵀ, or C += A·Bᵀ */
     void (*matmul_nn)(const sa_product *p, void *scratch); /* the same with A·B */
     void (*matmul_tn)(const sa_product *p, void *scratch); /* the same with Aᵀ·B */
-    void (*look_up)(const void *table, const void *always, const void *positions, const int64_t *ids, ptrdiff_t rows,
-                    ptrdiff_t d, void *x);
+    void (*look_up)(const void *table, const void *token_type_row, const void *positions, const int64_t *ids,
+                    ptrdiff_t rows, ptrdiff_t d, void *x);
     void (*add_norm)(const sa_norm_rows *n);
     void (*norm_backward)(const sa_norm_rows *n, const void *dy, void *ds, bool adds);
-    void (*begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias, const void *residual,
-                       const void *sums);
+    void (*begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias,
+                       const void *residual, const void *sums);
     void (*activate)(const sa_active *a, void *to);
     void (*activate_backward)(const sa_active *a, void *d, void *dgate);
-    void (*drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *residual);
+    void (*drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width,
+                      const void *residual);
     void (*rotate_heads)(const sa_rotary *t, void *x, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t width, bool back);
-    void (*column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width, double factor,
-                        void *to);
+    void (*column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
+                        double factor, void *to);
     void (*spread)(const void *x, double factor, ptrdiff_t rows, ptrdiff_t d, void *to);
     void (*add_row)(const void *x, ptrdiff_t d, void *to);
-    void (*update[SA_UPDATE_KINDS])(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
-                                    ptrdiff_t n);
+    void (*update[SA_UPDATE_KINDS])(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean,
+                                    void *square, ptrdiff_t n);
     double (*fma_loop)(ptrdiff_t rounds); /* for benchmarks */
 #if defined(SA_WITH_TESTS)
     void (*exp2_array)(const void *x, void *y, ptrdiff_t n);
@@ -335,16 +344,19 @@ typedef struct {
     uint64_t (*checksum)(uint64_t h, const void *data, size_t bytes);
     void (*narrow)(const float *from, ptrdiff_t n, sa_dtype dtype, uint16_t *to);
     uint64_t (*read_loop)(const void *data, size_t bytes);
-    /* quantize_rows writes rows of uint8, `stride` bytes apart and followed by zeros, and the scales of their groups. */
+    /* quantize_rows writes rows of uint8, `stride` bytes apart and followed by zeros,
+     * and the scales of their groups. */
     void (*quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride, sa_rounded *row);
     void (*compact_ends)(const sa_compact_ends *e);
     /* look_up in a table of int8, with a scale for each group of a row, or of bfloat16, if scale is NULL. */
-    void (*look_up_compact)(const void *table, const float *scale, const float *always, const float *positions,
+    void (*look_up_compact)(const void *table, const float *scale, const float *token_type_row, const float *positions,
                             const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
-    void (*expand_quants)(sa_quant_type type, const void *from, ptrdiff_t n, float *to); /* n numbers, in whole quants */
+    /* Expands n numbers, in whole quants. */
+    void (*expand_quants)(sa_quant_type type, const void *from, ptrdiff_t n, float *to);
     /* n is a multiple of SA_PIECE */
     void (*split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, int digits, sa_digits *to);
-    /* For search: C = A·Bᵀ on vectors, never on a matrix unit; to[k][c] = b[c][k], whole vectors of c; sums[r] = Σ x[r]·y. */
+    /* For search: C = A·Bᵀ on vectors, never on a matrix unit; to[k][c] = b[c][k], whole vectors of c;
+     * sums[r] = Σ x[r]·y. */
     void (*matmul_nt)(const sa_product *p, void *scratch);
     void (*fill_panel_transposed)(const float *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, float *to,
                                   ptrdiff_t stride);
@@ -354,9 +366,10 @@ typedef struct {
     const sa_compact_unit *int8[4], *bf16[2];
 } sa_kernels;
 
-extern const sa_compact_unit sa_int8_amx, sa_int8_avx512vnni, sa_int8_avxvnni, sa_int8_avx2, sa_int8_neondot, sa_int8_baseline,
-    sa_int8_neon, sa_int8_wasm, sa_int8_generic, sa_bf16_amx, sa_bf16_avx512bf16;
-extern const sa_gemv_unit sa_gemv_avx512vnni, sa_gemv_avx2, sa_gemv_baseline, sa_gemv_neon, sa_gemv_wasm, sa_gemv_generic;
+extern const sa_compact_unit sa_int8_amx, sa_int8_avx512vnni, sa_int8_avxvnni, sa_int8_avx2, sa_int8_neondot,
+    sa_int8_baseline, sa_int8_neon, sa_int8_wasm, sa_int8_generic, sa_bf16_amx, sa_bf16_avx512bf16;
+extern const sa_gemv_unit sa_gemv_avx512vnni, sa_gemv_avx2, sa_gemv_baseline, sa_gemv_neon, sa_gemv_wasm,
+    sa_gemv_generic;
 extern const sa_kernels sa_kernels_amx, sa_kernels_avx512bf16, sa_kernels_avx512, sa_kernels_avx2, sa_kernels_baseline,
     sa_kernels_neon, sa_kernels_wasm, sa_kernels_generic;
 

@@ -1,4 +1,5 @@
-/* For benchmarks: multiply-adds in registers, and a loop that only reads. For tests: simd/exp.h on arrays. */
+/* For benchmarks: multiply-adds in registers, and a loop that only reads. For tests: simd/exp.h on arrays.
+ * Comes after simd/exp.h and kernels/attention/load.h. */
 
 /* Returns FLOPs. x ← x² − 1.9 is chaotic within [−1.9, 1.71]: if numbers did not change, a CPU would clock higher. */
 SA_KERNEL double FN(fma_loop)(ptrdiff_t rounds) {
@@ -53,13 +54,13 @@ SA_KERNEL uint64_t FN(read_loop)(const void *data, size_t bytes) {
 #endif
 
 #if defined(SA_WITH_TESTS)
-#define SA_ARRAY_OF(operation)                                                                                                 \
-    SA_KERNEL void FN(operation##_array)(const void *x_n, void *y_n, ptrdiff_t n) {                                            \
-        const real *x = x_n;                                                                                                   \
-        real *y = y_n;                                                                                                         \
-        for (ptrdiff_t i = 0; i < n; i += SA_LANES) {                                                                          \
-            FN(store_up_to)(y + i, FN(operation)(FN(load_up_to)(x + i, n - i)), n - i);                                        \
-        }                                                                                                                      \
+#define SA_ARRAY_OF(operation)                                                                                         \
+    SA_KERNEL void FN(operation##_array)(const void *x_n, void *y_n, ptrdiff_t n) {                                    \
+        const real *x = x_n;                                                                                           \
+        real *y = y_n;                                                                                                 \
+        for (ptrdiff_t i = 0; i < n; i += SA_LANES) {                                                                  \
+            FN(store_up_to)(y + i, FN(operation)(FN(load_up_to)(x + i, n - i)), n - i);                                \
+        }                                                                                                              \
     }
 SA_ARRAY_OF(exp2)
 SA_ARRAY_OF(exp)

@@ -1,4 +1,5 @@
-/* Reads the words of quants (quant_kinds.h): for one quant, or for one in each lane of a vector. Before including this, define
+/* Reads the words of quants (quant_kinds.h): for one quant, or for one in each lane of a vector.
+ * Before including this, define
  *     SA_Q(name)    the functions' names         SA_Q_WORDS    uint32_t, or a vector of these
  *     SA_Q_AT       the type of a place          SA_Q(gather)(at, from, v)    four words from byte `from` on
  *     SA_Q(look_up)(q)    a word of bytes with their values */
@@ -13,10 +14,13 @@ SA_VERB void SA_Q(head)(SA_Q_AT at, const sa_quant_kind *k, SA_Q_WORDS *head) {
     }
 }
 
-SA_VERB SA_Q_WORDS SA_Q(half_word)(const SA_Q_WORDS *head, int place) { return head[place / 2] >> (place % 2 * 16) & 0xffff; }
+SA_VERB SA_Q_WORDS SA_Q(half_word)(const SA_Q_WORDS *head, int place) {
+    return head[place / 2] >> (place % 2 * 16) & 0xffff;
+}
 
 /* The scale of group g, a piece or half a piece, and the factor of m: 1 or −least. Signed numbers are modulo 2^32. */
-SA_VERB void SA_Q(scales)(const SA_Q_WORDS *head, const sa_quant_kind *k, int g, SA_Q_WORDS *scale, SA_Q_WORDS *factor) {
+SA_VERB void SA_Q(scales)(const SA_Q_WORDS *head, const sa_quant_kind *k, int g, SA_Q_WORDS *scale,
+                          SA_Q_WORDS *factor) {
     const int byte = g % 4 * 8;
     *scale = *factor = (head[0] & 0) + 1;
     switch (k->scales) {

@@ -1,7 +1,8 @@
-/* The kinds of weights in a GGUF file: where a quant's bits and scales are, and what they mean. quant_bits.h reads them.
+/* The kinds of weights in a GGUF file: where a quant's bits and scales are, and what they mean.
+ * quant_bits.h reads them.
  *
- * Number i of a quant is d·scale·(q − zero) − m·least, or d·scale·value[q]. The bits of q are in one or two arrays, the low ones
- * and the high ones. All is little-endian; d and m are float16. A piece is 32 numbers. */
+ * Number i of a quant is d·scale·(q − zero) − m·least, or d·scale·value[q]. The bits of q are in one or two arrays, the
+ * low ones and the high ones. All is little-endian; d and m are float16. A piece is 32 numbers. */
 #ifndef SA_QUANT_KINDS_H
 #define SA_QUANT_KINDS_H
 
@@ -43,9 +44,16 @@ typedef struct {
     int at; /* offset in the quant */
 } sa_quant_bits;
 
-/* How a quant has scales in addition to d: none; for pieces, of 6 bits with leasts (Q4_K, Q5_K) or alone (IQ4_XS); for each half
- * of a piece, of 4 bits with leasts (Q2_K), 6 bits (Q3_K) or 8 bits (Q6_K). */
-typedef enum { SA_NO_SCALES, SA_SIX_AND_LEASTS, SA_SIX, SA_FOUR_AND_LEASTS, SA_SIX_HALVES, SA_EIGHT_HALVES } sa_quant_scales;
+/* How a quant has scales in addition to d: none; for pieces, of 6 bits with leasts (Q4_K, Q5_K) or alone (IQ4_XS); for
+ * each half of a piece, of 4 bits with leasts (Q2_K), 6 bits (Q3_K) or 8 bits (Q6_K). */
+typedef enum {
+    SA_NO_SCALES,
+    SA_SIX_AND_LEASTS,
+    SA_SIX,
+    SA_FOUR_AND_LEASTS,
+    SA_SIX_HALVES,
+    SA_EIGHT_HALVES
+} sa_quant_scales;
 
 /* The head is five words: 16 bytes from `head` on, and the 4 bytes at `tail`. d and m are halves of these words. */
 typedef struct {
@@ -144,7 +152,8 @@ static const sa_quant_kind sa_quant_kinds[SA_QUANT_TYPES] __attribute__((unused)
 static inline __attribute__((always_inline)) int sa_quant_place(sa_quant_bits b, int piece, int *shift) {
     const int spans = b.order == SA_BITS_SPANS_2 ? 2 : 1, within = piece / spans % (8 / b.bits);
     *shift = within * b.bits;
-    return b.order == SA_BITS_HALVES ? b.at + piece * 16 : b.at + (piece / spans / (8 / b.bits) * spans + piece % spans) * 32;
+    return b.order == SA_BITS_HALVES ? b.at + piece * 16
+                                     : b.at + (piece / spans / (8 / b.bits) * spans + piece % spans) * 32;
 }
 
 /* True if a piece has a scale for each half. */

@@ -1,5 +1,5 @@
-/* Attention's backward calls. Gradients have all leading dims and the dtype that computes; Python brings them to the inputs'
- * shapes and dtypes. */
+/* Attention's backward calls. Gradients have all leading dims and the dtype that computes;
+ * Python brings them to the inputs' shapes and dtypes. */
 #include "python/attention_call.h"
 #include "python/run.h"
 
@@ -9,7 +9,6 @@ enum { D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, GRADIENTS };
 typedef struct {
     sa_call c;
     PyObject *gradients[GRADIENTS]; /* owned; for packed masks a list */
-    PyObject *targets;              /* borrowed, or NULL */
     sa_attention_gradients g;
     sa_backward_plan plan;
 
@@ -27,12 +26,12 @@ static void release(backward_call *b) {
     sa_call_release(&b->c);
 }
 
-/* ---- the results of the forward call, and their gradients ---------------------------------------------------------------- */
+/* ---- the results of the forward call, and their gradients -------------------------------------------------------- */
 
 /* Returns a borrowed reference; the call owns the array. */
 static PyArrayObject *read_floats(sa_call *c, PyObject *value, const char *name, int ndim, const npy_intp *shape,
                                   sa_dtype *dtype) {
-    PyArrayObject *array = sa_as_array(c->state, value, name, SA_FLOATS, dtype);
+    PyArrayObject *array = sa_as_array(value, name, SA_FLOATS, dtype);
     if (array == NULL) {
         return NULL;
     }
@@ -46,8 +45,8 @@ static PyArrayObject *read_floats(sa_call *c, PyObject *value, const char *name,
 }
 
 /* The gradient may not have more bits than `of`. */
-static PyArrayObject *read_gradient(sa_call *c, PyObject *value, const char *name, const char *of, sa_dtype of_dtype, int ndim,
-                                    const npy_intp *shape, sa_dtype *dtype) {
+static PyArrayObject *read_gradient(sa_call *c, PyObject *value, const char *name, const char *of, sa_dtype of_dtype,
+                                    int ndim, const npy_intp *shape, sa_dtype *dtype) {
     PyArrayObject *array = read_floats(c, value, name, ndim, shape, dtype);
     if (array != NULL && *dtype == SA_F64 && !c->a.f64) {
         sa_error(PyExc_TypeError, "%s has dtype float64, but %s has dtype %s: it would be narrowed", name, of,
@@ -66,7 +65,8 @@ static int read_statistics(sa_call *c) {
         return -1;
     }
     if (dtype != c->computes || !PyArray_ISCARRAY_RO(statistics)) {
-        return sa_error(PyExc_TypeError, "statistics must be what the forward call returned, a C-contiguous %s array, got %s%s",
+        return sa_error(PyExc_TypeError,
+                        "statistics must be what the forward call returned, a C-contiguous %s array, got %s%s",
                         sa_dtype_name(c->computes), dtype != c->computes ? "" : "other strides or byte order of ",
                         sa_dtype_name(dtype));
     }
@@ -86,13 +86,14 @@ static int read_results(backward_call *b, const char *function) {
     if (array == NULL) {
         return -1;
     }
-    if (!sa_call_takes_out(c, dtype)) {
+    if (dtype != c->result && !(dtype == SA_F32 && sa_itemsize(c->result) == 2)) {
         return sa_error(PyExc_TypeError, "out must have the dtype of the forward call's result, %s%s, got %s",
                         sa_dtype_name(c->result), sa_itemsize(c->result) == 2 ? " (or float32, not rounded)" : "",
                         sa_dtype_name(dtype));
     }
     sa_call_fill(c, &c->a.out, array, dtype);
-    if ((array = read_gradient(c, c->given.grad_out, "grad_out", "the output", c->result, ndim, shape, &dtype)) == NULL) {
+    if ((array = read_gradient(c, c->given.grad_out, "grad_out", "the output", c->result, ndim, shape, &dtype)) ==
+        NULL) {
         return -1;
     }
     sa_call_fill(c, &b->g.grad_out, array, dtype);
@@ -106,39 +107,23 @@ static int read_results(backward_call *b, const char *function) {
     return read_statistics(c);
 }
 
-/* ---- the gradients -------------------------------------------------------------------------------------------------- */
+/* ---- the gradients ----------------------------------------------------------------------------------------------- */
 
-/* True if the object can serve as the new array. Leading axes of 1 may be missing. */
-static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype dtype) {
-    if (!PyArray_CheckExact(object)) {
-        return false;
-    }
-    PyArrayObject *array = (PyArrayObject *)object;
-    const int missing = ndim - PyArray_NDIM(array);
-    bool fits = missing >= 0 && PyArray_ISCARRAY(array) && PyArray_TYPE(array) == (dtype == SA_F64 ? NPY_DOUBLE : NPY_FLOAT);
-    for (int i = 0; i < ndim && fits; ++i) {
-        fits = shape[i] == (i < missing ? 1 : PyArray_DIM(array, i - missing));
-    }
-    return fits;
+/* Returns a borrowed reference; the call owns the array of zeros. */
+static PyArrayObject *make_zeros(backward_call *b, int which, int ndim, const npy_intp *shape) {
+    PyArrayObject *array = sa_new_array(ndim, shape, b->c.computes, NULL, true);
+    b->gradients[which] = (PyObject *)array;
+    return array;
 }
 
-/* Returns a borrowed reference. `compute` zeroes a caller's array when nothing can fail any more. */
-static PyArrayObject *place(backward_call *b, int which, int ndim, const npy_intp *shape) {
-    const sa_dtype dtype = b->c.computes;
-    const bool by_rows = which >= D_SLOPES; /* later summed over rows */
-    PyObject *target = b->targets && !by_rows ? PyTuple_GET_ITEM(b->targets, which) : Py_None;
-    b->gradients[which] =
-        can_be(target, ndim, shape, dtype) ? Py_NewRef(target) : (PyObject *)sa_new_array(ndim, shape, dtype, NULL, true);
-    return (PyArrayObject *)b->gradients[which];
-}
-
-static int make(backward_call *b, long wrt, int which, const npy_intp *lead, npy_intp rows, npy_intp cols, sa_tensor *t) {
+static int make(backward_call *b, long wrt, int which, const npy_intp *lead, npy_intp rows, npy_intp cols,
+                sa_tensor *t) {
     npy_intp shape[NPY_MAXDIMS + 2];
     if (!(wrt & 1 << which)) {
         return 0;
     }
     const int ndim = sa_call_shape(&b->c, lead, rows, cols, shape);
-    PyArrayObject *array = place(b, which, ndim, shape);
+    PyArrayObject *array = make_zeros(b, which, ndim, shape);
     if (array == NULL) {
         return -1;
     }
@@ -148,7 +133,8 @@ static int make(backward_call *b, long wrt, int which, const npy_intp *lead, npy
     return 0;
 }
 
-/* dK and dV have key heads, and 1 along axes that are broadcast within a group, over which the kernel sums (sa_group_size). */
+/* dK and dV have key heads, and 1 along axes that are broadcast within a group,
+ * over which the kernel sums (sa_group_size). */
 static void key_lead(const sa_call *c, npy_intp *lead) {
     const sa_attention *a = &c->a;
     int axis = a->n_lead - 1;
@@ -175,7 +161,9 @@ static void fill_mask_gradient(const sa_call *c, sa_tensor *t, const npy_intp *s
     ptrdiff_t stride = (ptrdiff_t)sa_itemsize(c->computes);
     *t = (sa_tensor){.m.dtype = c->computes};
     for (int axis = ndim - 1, last = axis; axis >= 0; stride *= shape[axis--]) {
-        ptrdiff_t *own = axis == last ? &t->m.col_stride : axis == last - 1 ? &t->m.row_stride : &t->lead_stride[lead + axis];
+        ptrdiff_t *own = axis == last       ? &t->m.col_stride
+                         : axis == last - 1 ? &t->m.row_stride
+                                            : &t->lead_stride[lead + axis];
         *own = shape[axis] != 1 || (axis == last && keys == 1) ? stride : 0;
     }
 }
@@ -196,7 +184,7 @@ static int make_mask(backward_call *b, bool wanted) {
         shape[i] = own >= 0 ? PyArray_DIM(c->mask, own) : 1;
     }
     fill_mask_gradient(c, &b->g.dmask, shape, ndim, c->a.S);
-    if (wanted && place(b, D_MASK, ndim, shape) == NULL) {
+    if (wanted && make_zeros(b, D_MASK, ndim, shape) == NULL) {
         return -1;
     }
     b->g.dmask.m.data = wanted ? sa_data(b->gradients[D_MASK]) : NULL;
@@ -254,7 +242,8 @@ static int make_gradients(backward_call *b, long wrt) {
     const sa_attention *a = &c->a;
     npy_intp keys[NPY_MAXDIMS];
     key_lead(c, keys);
-    if (make(b, wrt, D_QUERY, c->lead, a->L, a->E, &b->g.dquery) < 0 || make(b, wrt, D_KEY, keys, a->S, a->E, &b->g.dkey) < 0 ||
+    if (make(b, wrt, D_QUERY, c->lead, a->L, a->E, &b->g.dquery) < 0 ||
+        make(b, wrt, D_KEY, keys, a->S, a->E, &b->g.dkey) < 0 ||
         make(b, wrt, D_VALUE, keys, a->S, a->Dv, &b->g.dvalue) < 0 ||
         (c->packed ? make_packed_masks : make_mask)(b, wrt & 1 << D_MASK) < 0) {
         return -1;
@@ -269,22 +258,13 @@ static int make_gradients(backward_call *b, long wrt) {
     return status < 0 ? -1 : make(b, wrt, D_SINKS, c->lead, a->L, 1, &b->g.dsink_rows);
 }
 
-/* ---- running -------------------------------------------------------------------------------------------------------- */
-
-static void clear_targets(const backward_call *b) {
-    for (int i = 0; i < GRADIENTS && b->targets; ++i) {
-        PyArrayObject *gradient = (PyArrayObject *)b->gradients[i];
-        if (gradient && b->gradients[i] == PyTuple_GET_ITEM(b->targets, i)) {
-            memset(PyArray_DATA(gradient), 0, (size_t)PyArray_NBYTES(gradient));
-        }
-    }
-}
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static sa_status compute(void *call, char *scratch, char *delta) {
     backward_call *b = call;
-    clear_targets(b);
     b->g.delta = delta;
-    return b->c.packed ? sa_varlen_backward(&b->vg, &b->packed_plan, scratch) : sa_attention_backward(&b->g, &b->plan, scratch);
+    return b->c.packed ? sa_varlen_backward(&b->vg, &b->packed_plan, scratch)
+                       : sa_attention_backward(&b->g, &b->plan, scratch);
 }
 
 static int run(backward_call *b, PyObject *module) {
@@ -320,8 +300,6 @@ static PyObject *backward(PyObject *module, int function, PyObject *const *args,
     if (sa_call_read(&b.c, module, function, args, nargs, kwnames) < 0) {
         goto done;
     }
-    PyObject *const targets = b.c.given.gradients;
-    b.targets = targets && PyTuple_Check(targets) && PyTuple_GET_SIZE(targets) == GRADIENTS ? targets : NULL;
     const long wrt = b.c.given.wrt != NULL ? PyLong_AsLong(b.c.given.wrt) : 7;
     if ((wrt == -1 && PyErr_Occurred()) || read_results(&b, sa_attention_family.functions[function].name) < 0 ||
         make_gradients(&b, wrt) < 0 || sa_call_read_seed(&b.c) < 0) {

@@ -1,4 +1,5 @@
-/* Owns an attention call: inputs, shapes, options and the table of options. Nothing is written before all is checked. */
+/* Owns an attention call: inputs, shapes, options and the table of options.
+ * Nothing is written before all is checked. */
 #include "python/attention_call.h"
 
 #include <math.h>
@@ -32,18 +33,18 @@ void sa_call_release(sa_call *c) {
 }
 
 /* Strides of axes from n_lead on stay uninitialised, as they are never read. */
-static void start(sa_call *c, PyObject *module, int function) {
-    c->state = sa_state_of(module);
+static void start(sa_call *c, int function) {
     c->owned_count = 0;
     c->mask = NULL;
     memset(c->results, 0, sizeof c->results);
     c->packed = function >= SA_FN_PACKED;
+    c->looks_at_mask = function == SA_FN_ATTENTION;
     c->want_stats = function != SA_FN_ATTENTION && function != SA_FN_CACHED && function != SA_FN_PACKED;
     c->want_lse = c->want_weights = c->want_unrounded = c->enable_gqa = c->lower_right = false;
     c->threads = sa_get_num_threads();
     sa_attention *a = &c->a;
-    a->mask.m.data = a->key_bias.m.data = a->alibi.m.data = a->sinks.m.data = a->key_lengths.m.data = a->query_lengths.m.data =
-        NULL;
+    a->mask.m.data = a->key_bias.m.data = a->alibi.m.data = a->sinks.m.data = a->key_lengths.m.data =
+        a->query_lengths.m.data = NULL;
     a->lse.m.data = a->weights.m.data = a->stats.m.data = NULL;
     a->softcap = a->dropout_p = 0;
     a->causal = false;
@@ -114,12 +115,12 @@ void sa_call_fill_rows(const sa_call *c, sa_tensor *t, PyArrayObject *array, sa_
     t->m.row_stride = t->m.col_stride;
 }
 
-/* ---- query, key and value ------------------------------------------------------------------------------------------- */
+/* ---- query, key and value ---------------------------------------------------------------------------------------- */
 
 /* Returns a borrowed reference. */
 static PyArrayObject *take_input(sa_call *c, int which, const char *name, const char *dense, const char *packed,
                                  sa_dtype *dtype) {
-    PyArrayObject *array = sa_as_array(c->state, c->values[which], name, SA_NUMBERS, dtype);
+    PyArrayObject *array = sa_as_array(c->values[which], name, SA_NUMBERS, dtype);
     if (array == NULL) {
         return NULL;
     }
@@ -158,12 +159,12 @@ static int read_groups(sa_call *c) {
     }
     const npy_intp heads = PyArray_DIM(c->query, q - 3), key_heads = PyArray_DIM(c->key, k - 3);
     if (PyArray_DIM(c->value, v - 3) != key_heads) {
-        return sa_shapes_error("with enable_gqa=True key and value must have the same number of heads (axis -3)", "key", c->key,
-                               "value", c->value);
+        return sa_shapes_error("with enable_gqa=True key and value must have the same number of heads (axis -3)", "key",
+                               c->key, "value", c->value);
     }
     if (key_heads == 0 ? heads != 0 : heads % key_heads != 0) {
-        return sa_shapes_error("with enable_gqa=True the heads of query must be a multiple of those of key (axis -3)", "query",
-                               c->query, "key", c->key);
+        return sa_shapes_error("with enable_gqa=True the heads of query must be a multiple of those of key (axis -3)",
+                               "query", c->query, "key", c->key);
     }
     c->a.gqa = heads == 0 || key_heads == 0 ? 1 : heads / key_heads;
     return 0;
@@ -204,7 +205,7 @@ static int read_shapes(sa_call *c) {
     return read_groups(c) < 0 ? -1 : read_lead(c, (q > k ? q > v ? q : v : k > v ? k : v) - 2);
 }
 
-/* ---- packed sequences ----------------------------------------------------------------------------------------------- */
+/* ---- packed sequences -------------------------------------------------------------------------------------------- */
 
 static int read_packed_shapes(sa_call *c) {
     const npy_intp *q = PyArray_SHAPE(c->query), *k = PyArray_SHAPE(c->key), *v = PyArray_SHAPE(c->value);
@@ -214,11 +215,11 @@ static int read_packed_shapes(sa_call *c) {
     }
     const bool multiple = k[1] == 0 ? q[1] == 0 : q[1] % k[1] == 0;
     if (c->enable_gqa ? !multiple : q[1] != k[1]) {
-        return sa_shapes_error(c->enable_gqa
-                                   ? "with enable_gqa=True the heads of query must be a multiple of those of key (axis 1)"
-                                   : "query and key must have the same number of heads (axis 1); for grouped-query "
-                                     "attention pass enable_gqa=True",
-                               "query", c->query, "key", c->key);
+        return sa_shapes_error(
+            c->enable_gqa ? "with enable_gqa=True the heads of query must be a multiple of those of key (axis 1)"
+                          : "query and key must have the same number of heads (axis 1); for grouped-query "
+                            "attention pass enable_gqa=True",
+            "query", c->query, "key", c->key);
     }
     c->a.L = q[0];
     c->a.S = k[0];
@@ -229,12 +230,13 @@ static int read_packed_shapes(sa_call *c) {
 }
 
 /* Checks that offsets go from 0 to `rows` and never fall. */
-static int check_offsets(const sa_call *c, PyArrayObject *offsets, PyObject *value, const char *name, npy_intp rows,
+static int check_offsets(PyArrayObject *offsets, PyObject *value, const char *name, npy_intp rows,
                          const char *rows_of) {
     const int64_t *offset = PyArray_DATA(offsets);
     const npy_intp n = PyArray_SIZE(offsets);
     if (PyArray_NDIM(offsets) != 1 || n == 0) {
-        return sa_error(PyExc_ValueError, "%s must have shape (n + 1,) for n sequences, got %s", name, sa_shape_of(offsets));
+        return sa_error(PyExc_ValueError, "%s must have shape (n + 1,) for n sequences, got %s", name,
+                        sa_shape_of(offsets));
     }
     npy_intp wrong = offset[0] != 0 ? 0 : offset[n - 1] != rows ? n - 1 : -1;
     for (npy_intp s = 1; wrong < 0 && s < n; ++s) {
@@ -243,15 +245,15 @@ static int check_offsets(const sa_call *c, PyArrayObject *offsets, PyObject *val
     if (wrong < 0) {
         return 0;
     }
-    PyObject *got = sa_element(c->state, value, wrong);
+    PyObject *got = sa_element(value, wrong);
     if (got == NULL) {
         return -1;
     }
     if (offset[0] != 0) {
         sa_error(PyExc_ValueError, "%s must begin with 0, got %S", name, got);
     } else if (offset[n - 1] != rows) {
-        sa_error(PyExc_ValueError, "%s must end with the number of rows of %s, %zd, got %S", name, rows_of, (Py_ssize_t)rows,
-                 got);
+        sa_error(PyExc_ValueError, "%s must end with the number of rows of %s, %zd, got %S", name, rows_of,
+                 (Py_ssize_t)rows, got);
     } else {
         sa_error(PyExc_ValueError, "%s must not fall, but offset %zd is %S after %lld", name, (Py_ssize_t)wrong, got,
                  (long long)offset[wrong - 1]);
@@ -266,13 +268,13 @@ static npy_intp read_offsets(sa_call *c, PyObject *value, const char *name, npy_
     if (value == Py_None) {
         return sa_error(PyExc_TypeError, "%s must be an array of integers, got None", name);
     }
-    PyArrayObject *offsets = sa_as_small(c->state, value, name, true);
+    PyArrayObject *offsets = sa_as_small(value, name, true);
     if (offsets == NULL) {
         return -1;
     }
     sa_call_own(c, offsets, name);
     *begin = PyArray_DATA(offsets);
-    return check_offsets(c, offsets, value, name, rows, rows_of) < 0 ? -1 : PyArray_SIZE(offsets);
+    return check_offsets(offsets, value, name, rows, rows_of) < 0 ? -1 : PyArray_SIZE(offsets);
 }
 
 static int read_packed(sa_call *c) {
@@ -317,7 +319,14 @@ static int read_inputs(sa_call *c) {
     return 0;
 }
 
-/* ---- options: readers run in the order of the table, when shapes are known ----------------------------------------------- */
+/* ---- options: readers run in the order of the table, when shapes are known --------------------------------------- */
+
+static int read_scale(void *call, PyObject *value, const char *name, void *to) {
+    if (sa_read_real(call, value, name, to) < 0) {
+        return -1;
+    }
+    return isnan(*(double *)to) ? sa_error(PyExc_ValueError, "%s must be a number, not NaN", name) : 0;
+}
 
 static int read_dropout(void *call, PyObject *value, const char *name, void *to) {
     const double *p = to;
@@ -327,13 +336,14 @@ static int read_dropout(void *call, PyObject *value, const char *name, void *to)
     return *p >= 0 && *p <= 1 ? 0 : sa_error(PyExc_ValueError, "dropout_p must be between 0 and 1, got %R", value);
 }
 
-static int read_softcap(void *call, PyObject *value, const char *name, void *to) {
-    const double *cap = to;
+static int read_positive(void *call, PyObject *value, const char *name, void *to) {
+    const double *x = to;
     if (sa_read_real(call, value, name, to) < 0) {
         return -1;
     }
-    return *cap > 0 && isfinite(*cap) ? 0
-                                      : sa_error(PyExc_ValueError, "softcap must be a finite float > 0 or None, got %R", value);
+    return *x > 0 && isfinite(*x)
+               ? 0
+               : sa_error(PyExc_ValueError, "%s must be a finite float > 0 or None, got %R", name, value);
 }
 
 /* *to already has is_causal, which is read first. */
@@ -343,11 +353,13 @@ static int read_causal(void *call, PyObject *value, const char *name, void *to) 
     const bool text = PyUnicode_Check(value);
     const bool lower_right = text && PyUnicode_CompareWithASCIIString(value, "lower_right") == 0;
     if (lower_right && *causal) {
-        return sa_error(PyExc_ValueError, "is_causal=True means causal='upper_left', but causal='lower_right' was given too");
+        return sa_error(PyExc_ValueError,
+                        "is_causal=True means causal='upper_left', but causal='lower_right' was given too");
     }
     if (!lower_right && !(text && PyUnicode_CompareWithASCIIString(value, "upper_left") == 0)) {
-        return sa_error(text ? PyExc_ValueError : PyExc_TypeError, "%s must be None, 'upper_left' or 'lower_right', got %R",
-                        name, value);
+        return sa_error(text ? PyExc_ValueError : PyExc_TypeError,
+                        "%s must be None, 'upper_left' or 'lower_right', got %R%s", name, value,
+                        PyBool_Check(value) ? " (is_causal=True is the causal mask)" : "");
     }
     *causal = true;
     c->lower_right = lower_right;
@@ -362,9 +374,9 @@ static int read_bound(PyObject *value, PyObject *window, ptrdiff_t *bound) {
     }
     PyObject *index = sa_as_index(value);
     if (index == NULL) {
-        return PyErr_Occurred()
-                   ? -1
-                   : sa_error(PyExc_TypeError, "window must be (left, right), each an int >= 0 or None, got %R", window);
+        return PyErr_Occurred() ? -1
+                                : sa_error(PyExc_TypeError,
+                                           "window must be (left, right), each an int >= 0 or None, got %R", window);
     }
     int overflow;
     const long long number = PyLong_AsLongLongAndOverflow(index, &overflow);
@@ -382,7 +394,8 @@ static int read_window(void *call, PyObject *value, const char *name, void *to) 
     (void)name, (void)to;
     sa_attention *a = &((sa_call *)call)->a;
     const bool sequence = PyTuple_Check(value) || PyList_Check(value);
-    PyObject *pair = sequence ? PySequence_Tuple(value) : PyTuple_New(0); /* a copy, as __index__ might change the list */
+    /* A copy, as __index__ might change the list. */
+    PyObject *pair = sequence ? PySequence_Tuple(value) : PyTuple_New(0);
     if (pair == NULL) {
         return -1;
     }
@@ -398,7 +411,7 @@ static int read_window(void *call, PyObject *value, const char *name, void *to) 
     return status;
 }
 
-/* ---- masks, and numbers for each head ------------------------------------------------------------------------------- */
+/* ---- masks, and numbers for each head ---------------------------------------------------------------------------- */
 
 static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, bool is_mask, const char *hint) {
     npy_intp dims[NPY_MAXDIMS + 2];
@@ -411,21 +424,80 @@ static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, 
                     sa_shape_of(array), hint);
 }
 
+/* True for floats that are all 0 or 1, and both: 1 probably means "open". Reads the first numbers alone. */
+static bool holds_zeros_and_ones(PyArrayObject *mask) {
+    const int type = PyArray_TYPE(mask);
+    if ((type != NPY_FLOAT && type != NPY_DOUBLE) || !PyArray_ISCARRAY_RO(mask)) {
+        return false;
+    }
+    const npy_intp size = PyArray_SIZE(mask), n = size < 1024 ? size : 1024;
+    npy_intp ones = 0;
+    for (npy_intp i = 0; i < n; ++i) {
+        const double x = type == NPY_FLOAT ? (double)((const float *)PyArray_DATA(mask))[i]
+                                           : ((const double *)PyArray_DATA(mask))[i];
+        if (x != 0 && x != 1) {
+            return false;
+        }
+        ones += x == 1;
+    }
+    return ones > 0 && ones < n;
+}
+
+/* True if each query sees just the later keys: probably the mask says what is closed. Reads the first and last row. */
+static bool opens_later_keys(PyArrayObject *mask) {
+    const int ndim = PyArray_NDIM(mask);
+    const npy_intp n = ndim < 2 ? 0 : PyArray_DIM(mask, ndim - 1);
+    if (PyArray_TYPE(mask) != NPY_BOOL || !PyArray_ISCARRAY_RO(mask) || n < 2 || PyArray_DIM(mask, ndim - 2) != n ||
+        PyArray_SIZE(mask) == 0) {
+        return false;
+    }
+    const npy_bool *first = PyArray_DATA(mask), *last = first + (n - 1) * n;
+    for (npy_intp j = 0; j < n; ++j) {
+        if (first[j] != (j > 0) || last[j]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Warns, once in a process, of a mask that probably means something else. */
+static int warn_of_mask(PyArrayObject *mask) {
+    const bool zeros_and_ones = holds_zeros_and_ones(mask);
+    if (!zeros_and_ones && !opens_later_keys(mask)) {
+        return 0;
+    }
+    PyObject *warn = sa_imported("selfattn._check", "warn_once");
+    PyObject *done =
+        warn ? PyObject_CallFunction(
+                   warn, "s",
+                   zeros_and_ones
+                       ? "attn_mask holds floats 0 and 1, which are added to the scores and close no key; "
+                         "attn_mask.astype(bool) closes the keys with 0"
+                       : "attn_mask is True where a key comes after the query. True means that the query attends to "
+                         "the key, so the first sees all others and the last none; ~attn_mask is the causal mask, and "
+                         "so is is_causal=True")
+             : NULL;
+    Py_XDECREF(warn);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
 static int read_one_mask(sa_call *c, PyObject *value, const char *name) {
     sa_attention *a = &c->a;
     sa_dtype dtype;
     if (PyBool_Check(value)) { /* a single bool would open or close all pairs */
         return sa_error(PyExc_TypeError, "%s must be an array, got %R (a causal mask is is_causal=True)", name, value);
     }
-    if ((c->mask = sa_as_array(c->state, value, name, SA_MASK, &dtype)) == NULL) {
+    if ((c->mask = sa_as_array(value, name, SA_MASK, &dtype)) == NULL) {
         return -1;
     }
     sa_call_own(c, c->mask, "attn_mask");
     if (sa_is_integer(dtype)) {
-        return sa_error(PyExc_TypeError,
-                        "%s must be boolean (True = attend) or float (added to the scaled scores), got %s; use "
-                        "mask.astype(bool) if 1 means attend, mask.astype(numpy.float32) if the numbers are to be added",
-                        name, sa_dtype_name(dtype));
+        return sa_error(
+            PyExc_TypeError,
+            "%s must be boolean (True = attend) or float (added to the scaled scores), got %s; use "
+            "mask.astype(bool) if 1 means attend, mask.astype(numpy.float32) if the numbers are to be added",
+            name, sa_dtype_name(dtype));
     }
     const int ndim = PyArray_NDIM(c->mask), core = ndim < 2 ? ndim : 2;
     const npy_intp columns = ndim >= 1 ? PyArray_DIM(c->mask, ndim - 1) : 1;
@@ -437,7 +509,7 @@ static int read_one_mask(sa_call *c, PyObject *value, const char *name) {
                               : "");
     }
     sa_fill_tensor(&a->mask, c->mask, dtype, a->n_lead, core);
-    return 0;
+    return c->looks_at_mask ? warn_of_mask(c->mask) : 0;
 }
 
 static int read_mask_of(sa_call *c, ptrdiff_t s, PyObject *value) {
@@ -459,10 +531,11 @@ static int read_masks(sa_call *c, PyObject *value) {
     sa_attention *a = &c->a;
     const ptrdiff_t n = c->v.sequences, L = a->L, S = a->S;
     if (!PyList_Check(value) && !PyTuple_Check(value)) {
-        return sa_error(PyExc_TypeError,
-                        "attn_mask must be a list with a mask or None for each of the %zd sequences, since their shapes "
-                        "differ; got %s",
-                        (Py_ssize_t)n, sa_type_name(value));
+        return sa_error(
+            PyExc_TypeError,
+            "attn_mask must be a list with a mask or None for each of the %zd sequences, since their shapes "
+            "differ; got %s",
+            (Py_ssize_t)n, sa_type_name(value));
     }
     PyObject *list = PySequence_Tuple(value); /* a copy, as reading a mask might change the list */
     if (list == NULL) {
@@ -474,8 +547,8 @@ static int read_masks(sa_call *c, PyObject *value) {
     if (c->mask_arrays == NULL || c->masks == NULL) {
         PyErr_NoMemory();
     } else if (PyTuple_GET_SIZE(list) != n) {
-        sa_error(PyExc_ValueError, "attn_mask must have a mask or None for each of the %zd sequences, got %zd", (Py_ssize_t)n,
-                 PyTuple_GET_SIZE(list));
+        sa_error(PyExc_ValueError, "attn_mask must have a mask or None for each of the %zd sequences, got %zd",
+                 (Py_ssize_t)n, PyTuple_GET_SIZE(list));
     } else {
         status = 0;
     }
@@ -501,7 +574,7 @@ static int read_mask(void *call, PyObject *value, const char *name, void *to) {
 }
 
 static int read_numbers(sa_call *c, PyObject *value, const char *name, bool integers, sa_tensor *t) {
-    PyArrayObject *array = sa_as_small(c->state, value, name, integers);
+    PyArrayObject *array = sa_as_small(value, name, integers);
     if (array == NULL) {
         return -1;
     }
@@ -536,10 +609,10 @@ static int read_lengths(void *call, PyObject *value, const char *name, void *to)
     while (i < n && length[i] >= 0 && length[i] <= most) {
         ++i;
     }
-    PyObject *wrong = i < n ? sa_element(c->state, value, i) : NULL;
+    PyObject *wrong = i < n ? sa_element(value, i) : NULL;
     if (wrong != NULL) {
-        sa_error(PyExc_ValueError, "%s must be between 0 and %s = %zd, got %S", name, of_keys ? "S" : "L", (Py_ssize_t)most,
-                 wrong);
+        sa_error(PyExc_ValueError, "%s must be between 0 and %s = %zd, got %S", name, of_keys ? "S" : "L",
+                 (Py_ssize_t)most, wrong);
         Py_DECREF(wrong);
     }
     Py_DECREF(flat);
@@ -550,7 +623,8 @@ static int read_lengths(void *call, PyObject *value, const char *name, void *to)
 static bool differs_in_group(const sa_attention *a, const sa_tensor *bias) {
     bool differs = a->gqa != 1;
     for (int axis = 0; axis < a->n_lead; ++axis) {
-        differs |= a->S > 0 && bias->lead_stride[axis] != 0 && a->key.lead_stride[axis] == 0 && a->value.lead_stride[axis] == 0;
+        differs |= a->S > 0 && bias->lead_stride[axis] != 0 && a->key.lead_stride[axis] == 0 &&
+                   a->value.lead_stride[axis] == 0;
     }
     return differs;
 }
@@ -559,7 +633,7 @@ static bool differs_in_group(const sa_attention *a, const sa_tensor *bias) {
 static int read_key_bias(void *call, PyObject *value, const char *name, void *to) {
     sa_call *c = call;
     sa_dtype dtype;
-    PyArrayObject *array = sa_as_array(c->state, value, name, SA_MASK, &dtype);
+    PyArrayObject *array = sa_as_array(value, name, SA_MASK, &dtype);
     if (array == NULL) {
         return -1;
     }
@@ -575,7 +649,7 @@ static int read_key_bias(void *call, PyObject *value, const char *name, void *to
     return 0;
 }
 
-/* ---- rng ------------------------------------------------------------------------------------------------------------ */
+/* ---- rng --------------------------------------------------------------------------------------------------------- */
 
 /* Without dropout, rng is only checked. */
 int sa_call_read_seed(sa_call *c) {
@@ -585,18 +659,16 @@ int sa_call_read_seed(sa_call *c) {
         return 0;
     }
     if (c->want_stats && drops && !PyIndex_Check(rng)) {
-        return sa_error(PyExc_TypeError,
-                        "with dropout_p > 0, rng must be an int here, the same forward and backward, got %s: another draw "
-                        "would drop other weights",
-                        rng == Py_None ? "None" : sa_type_name(rng));
+        return sa_error(
+            PyExc_TypeError,
+            "with dropout_p > 0, rng must be an int here, the same forward and backward, got %s: another draw "
+            "would drop other weights",
+            rng == Py_None ? "None" : sa_type_name(rng));
     }
-    PyObject *seed = sa_checked(PyObject_CallFunction(c->state->imported[SA_SEED], "OO", rng, drops ? Py_True : Py_False));
-    c->a.seed = seed ? PyLong_AsUnsignedLongLong(seed) : 0;
-    Py_XDECREF(seed);
-    return PyErr_Occurred() ? -1 : 0;
+    return sa_seed_from_rng(rng, drops, &c->a.seed);
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------------------ */
+/* ---- the table --------------------------------------------------------------------------------------------------- */
 
 #define SA_PARAMETER(name, otherwise, functions, read, to) {#name, otherwise, functions, read, offsetof(sa_call, to)},
 static const sa_parameter parameters[] = {SA_ATTENTION_PARAMETERS(SA_PARAMETER){NULL, NULL, 0, NULL, 0}};
@@ -604,20 +676,22 @@ static const sa_parameter parameters[] = {SA_ATTENTION_PARAMETERS(SA_PARAMETER){
 const sa_family sa_attention_family = {parameters,
                                        {[SA_FN_ATTENTION] = {"scaled_dot_product_attention", 6},
                                         [SA_FN_CACHED] = {"_cached_attention", 3},
-                                        [SA_FN_FORWARD] = {"scaled_dot_product_attention_forward", 6},
-                                        [SA_FN_BACKWARD] = {"scaled_dot_product_attention_backward", 6},
+                                        [SA_FN_FORWARD] = {"_attention_forward", 6},
+                                        [SA_FN_BACKWARD] = {"_attention_backward", 6},
                                         [SA_FN_PACKED] = {"varlen_attention", 3},
                                         [SA_FN_PACKED_FORWARD] = {"varlen_attention", 3},
-                                        [SA_FN_PACKED_BACKWARD] = {"varlen_attention_backward", 3}}};
+                                        [SA_FN_PACKED_BACKWARD] = {"_varlen_backward", 3}}};
 
-int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs,
+                 PyObject *kwnames) {
     uint32_t given;
-    start(c, module, function);
-    const sa_family_state *family = &c->state->attention;
+    start(c, function);
+    const sa_family_state *family = &sa_state_of(module)->attention;
     if (sa_sort_arguments(family, function, args, nargs, kwnames, c->values, &given) < 0 ||
-        (c->given.enable_gqa && sa_read_flag(c, c->given.enable_gqa, "enable_gqa", &c->enable_gqa) < 0) || read_inputs(c) < 0 ||
-        (c->given.place &&
-         !PyArg_ParseTuple(c->given.place, "nnnn", &c->a.diagonal, &c->a.first_head, &c->a.first_query, &c->a.first_key))) {
+        (c->given.enable_gqa && sa_read_flag(c, c->given.enable_gqa, "enable_gqa", &c->enable_gqa) < 0) ||
+        read_inputs(c) < 0 ||
+        (c->given.place && !PyArg_ParseTuple(c->given.place, "nnnn", &c->a.diagonal, &c->a.first_head,
+                                             &c->a.first_query, &c->a.first_key))) {
         return -1;
     }
     c->want_unrounded = c->given.unrounded == Py_True;

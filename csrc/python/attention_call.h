@@ -34,39 +34,39 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
 #define SA_FORWARD (1 << SA_FN_FORWARD | 1 << SA_FN_PACKED_FORWARD)
 #define SA_BACKWARD (SA_DENSE_BACKWARD | 1 << SA_FN_PACKED_BACKWARD)
 
-/* Every parameter of attention, in the order of the signatures. Columns are the fields of sa_parameter; `to` is in sa_call. */
-#define SA_ATTENTION_PARAMETERS(P)                                                                                             \
-    P(query, "", SA_ALL, NULL, given)                                                                                          \
-    P(key, "", SA_ALL, NULL, given)                                                                                            \
-    P(value, "", SA_ALL, NULL, given)                                                                                          \
-    P(cu_seqlens_q, "", SA_PACKED, NULL, given)                                                                                \
-    P(cu_seqlens_k, "", SA_PACKED, NULL, given)                                                                                \
-    P(attn_mask, "=None", SA_ALL, read_mask, a.mask)                                                                           \
-    P(dropout_p, "=0.0", SA_ALL, read_dropout, a.dropout_p)                                                                    \
-    P(is_causal, "=False", SA_ALL, sa_read_flag, a.causal)                                                                     \
-    P(scale, "=None", SA_ALL, sa_read_real, a.scale)                                                                           \
-    P(enable_gqa, "=False", SA_ALL, NULL, given)                                                                               \
-    P(causal, "=None", SA_ALL, read_causal, a.causal)                                                                          \
-    P(window, "=None", SA_ALL, read_window, a.window_left)                                                                     \
-    P(softcap, "=None", SA_ALL, read_softcap, a.softcap)                                                                       \
-    P(alibi_slopes, "=None", SA_ALL, read_per_head, a.alibi)                                                                   \
-    P(sinks, "=None", SA_ALL, read_per_head, a.sinks)                                                                          \
-    P(key_lengths, "=None", SA_DENSE, read_lengths, a.key_lengths)                                                             \
-    P(block_mask, "=None", SA_DENSE, sa_call_read_block_mask, block_masks)                                                     \
-    P(rng, "=None", SA_ALL, NULL, given)                                                                                       \
-    P(return_lse, "=False", SA_ALL, sa_read_flag, want_lse)                                                                    \
-    P(return_weights, "=False", SA_DENSE, sa_read_flag, want_weights)                                                          \
-    P(out, "=None", SA_ALL, NULL, given)                                                                                       \
-    P(num_threads, "=None", SA_ALL, sa_read_threads, threads)                                                                  \
-    P(query_lengths, "", SA_CACHED, read_lengths, a.query_lengths)                                                             \
-    P(place, "=None", SA_BOTH_HALVES, NULL, given)                                                                             \
-    P(key_bias, "=None", SA_BOTH_HALVES, read_key_bias, a.key_bias)                                                            \
-    P(unrounded, "=False", SA_FORWARD, NULL, given)                                                                            \
-    P(grad_out, "=None", SA_BACKWARD, NULL, given)                                                                             \
-    P(statistics, "=None", SA_BACKWARD, NULL, given)                                                                           \
-    P(grad_lse, "=None", SA_BACKWARD, NULL, given)                                                                             \
-    P(wrt, "=7", SA_BACKWARD, NULL, given)                                                                                     \
-    P(gradients, "=None", SA_DENSE_BACKWARD, NULL, given)
+/* Every parameter of attention, in the order of the signatures.
+ * Columns are the fields of sa_parameter; `to` is in sa_call. */
+#define SA_ATTENTION_PARAMETERS(P)                                                                                     \
+    P(query, "", SA_ALL, NULL, given)                                                                                  \
+    P(key, "", SA_ALL, NULL, given)                                                                                    \
+    P(value, "", SA_ALL, NULL, given)                                                                                  \
+    P(cu_seqlens_q, "", SA_PACKED, NULL, given)                                                                        \
+    P(cu_seqlens_k, "", SA_PACKED, NULL, given)                                                                        \
+    P(attn_mask, "=None", SA_ALL, read_mask, a.mask)                                                                   \
+    P(dropout_p, "=0.0", SA_ALL, read_dropout, a.dropout_p)                                                            \
+    P(is_causal, "=False", SA_ALL, sa_read_flag, a.causal)                                                             \
+    P(scale, "=None", SA_ALL, read_scale, a.scale)                                                                     \
+    P(enable_gqa, "=False", SA_ALL, NULL, given)                                                                       \
+    P(causal, "=None", SA_ALL, read_causal, a.causal)                                                                  \
+    P(window, "=None", SA_ALL, read_window, a.window_left)                                                             \
+    P(softcap, "=None", SA_ALL, read_positive, a.softcap)                                                              \
+    P(alibi_slopes, "=None", SA_ALL, read_per_head, a.alibi)                                                           \
+    P(sinks, "=None", SA_ALL, read_per_head, a.sinks)                                                                  \
+    P(key_lengths, "=None", SA_DENSE, read_lengths, a.key_lengths)                                                     \
+    P(block_mask, "=None", SA_DENSE, sa_call_read_block_mask, block_masks)                                             \
+    P(rng, "=None", SA_ALL, NULL, given)                                                                               \
+    P(return_lse, "=False", SA_ALL, sa_read_flag, want_lse)                                                            \
+    P(return_weights, "=False", SA_DENSE, sa_read_flag, want_weights)                                                  \
+    P(out, "=None", SA_ALL, NULL, given)                                                                               \
+    P(num_threads, "=None", SA_ALL, sa_read_threads, threads)                                                          \
+    P(query_lengths, "", SA_CACHED, read_lengths, a.query_lengths)                                                     \
+    P(place, "=None", SA_BOTH_HALVES, NULL, given)                                                                     \
+    P(key_bias, "=None", SA_BOTH_HALVES, read_key_bias, a.key_bias)                                                    \
+    P(unrounded, "=False", SA_FORWARD, NULL, given)                                                                    \
+    P(grad_out, "=None", SA_BACKWARD, NULL, given)                                                                     \
+    P(statistics, "=None", SA_BACKWARD, NULL, given)                                                                   \
+    P(grad_lse, "=None", SA_BACKWARD, NULL, given)                                                                     \
+    P(wrt, "=7", SA_BACKWARD, NULL, given)
 
 /* The given arguments: borrowed, or NULL. */
 #define SA_ARGUMENT(name, otherwise, functions, read, to) PyObject *name;
@@ -76,7 +76,6 @@ typedef struct {
 
 /* A call: its references, and the core's structs that point into them. */
 typedef struct {
-    const sa_state *state;
     union {
         sa_attention_arguments given;
         PyObject *values[SA_MAX_PARAMETERS];
@@ -89,6 +88,7 @@ typedef struct {
     sa_dtype result, computes;
     bool packed, enable_gqa, lower_right, want_lse, want_weights;
     bool want_stats, want_unrounded; /* a vjp needs these */
+    bool looks_at_mask;              /* warns of a mask that probably means something else; layers warn of their own */
     int threads;
     npy_intp lead[NPY_MAXDIMS];
     sa_attention a;
@@ -101,12 +101,14 @@ typedef struct {
     sa_varlen_item *items;       /* owned */
 } sa_call;
 
-/* Reads all arguments but `out`, `rng` and the arguments of backward calls. c may be uninitialised; release it even after an
- * error. */
-int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+/* Reads all arguments but `out`, `rng` and the arguments of backward calls.
+ * c may be uninitialised; release it even after an error. */
+int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs,
+                 PyObject *kwnames);
 void sa_call_release(sa_call *c);
 
-/* Call it last, since drawing changes a generator. The halves of a vjp must drop the same weights, so neither takes one. */
+/* Call it last, since drawing changes a generator. The halves of a vjp must drop the same weights,
+ * so neither takes one. */
 int sa_call_read_seed(sa_call *c);
 
 /* Takes over a reference to array. */
@@ -117,9 +119,6 @@ int sa_call_read_block_mask(void *call, PyObject *value, const char *name, void 
 
 /* True if all axes but the last `core` broadcast to the leading dims without enlarging them. */
 bool sa_call_fits_lead(const sa_call *c, PyArrayObject *array, int core);
-
-/* True for the result's dtype, or for float32 if the result's dtype has 16 bits and statistics are kept. */
-bool sa_call_takes_out(const sa_call *c, sa_dtype dtype);
 
 /* Fills shape with (B…, rows, cols), or packed (rows, H, cols). Returns the number of axes. */
 int sa_call_shape(const sa_call *c, const npy_intp *lead, npy_intp rows, npy_intp cols, npy_intp *shape);

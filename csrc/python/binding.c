@@ -1,5 +1,5 @@
-/* Owns what all of the binding uses: NumPy's C API, the module's state, messages, and the reading of Python's arguments as
- * parameters, numbers and the core's tensors. */
+/* Owns what all of the binding uses: NumPy's C API, messages, and the reading of Python's arguments
+ * as parameters, numbers and the core's tensors. */
 #define SA_IMPORTS_NUMPY
 #include "python/binding.h"
 
@@ -38,27 +38,39 @@ const char *sa_type_name(PyObject *value) {
     return text;
 }
 
-int sa_state_start(sa_state *state) {
-    static const char *const from[SA_IMPORTED][2] = {[SA_AS_ARRAY] = {"selfattn._check", "as_array"},
-                                                     [SA_SEED] = {"selfattn._check", "seed_from_rng"},
-                                                     [SA_SHARES_MEMORY] = {"numpy", "shares_memory"},
-                                                     [SA_TOO_HARD_ERROR] = {"numpy.exceptions", "TooHardError"},
-                                                     [SA_AXIS_ERROR] = {"numpy.exceptions", "AxisError"}};
-    if (_import_array() < 0) { /* import_array() would make an ImportError of every exception, even of Ctrl-C */
-        return -1;
-    }
-    for (int i = 0; i < SA_IMPORTED; ++i) {
-        PyObject *module = PyImport_ImportModule(from[i][0]);
-        state->imported[i] = module ? PyObject_GetAttrString(module, from[i][1]) : NULL;
-        Py_XDECREF(module);
-        if (state->imported[i] == NULL) {
-            return -1;
-        }
-    }
-    return 0;
+int sa_import_numpy(void) {
+    return _import_array(); /* import_array() would make an ImportError of every exception, even of Ctrl-C */
 }
 
-/* ---- parameters: loops run over given arguments only, so plain calls are fast -------------------------------------------- */
+/* Takes over a reference to a module, or NULL. */
+static PyObject *attribute_of(PyObject *module, const char *name) {
+    PyObject *found = module ? PyObject_GetAttrString(module, name) : NULL;
+    Py_XDECREF(module);
+    return found;
+}
+
+PyObject *sa_imported(const char *module_name, const char *name) {
+    PyObject *key = PyUnicode_FromString(module_name);
+    PyObject *module = key ? PyDict_GetItemWithError(PyImport_GetModuleDict(), key) : NULL; /* borrowed */
+    PyObject *found = attribute_of(Py_XNewRef(module), name);
+    if (key != NULL && found == NULL) { /* it is not imported yet, or another thread is at it; this takes longer */
+        PyErr_Clear();
+        found = attribute_of(PyImport_Import(key), name);
+    }
+    Py_XDECREF(key);
+    return sa_checked(found);
+}
+
+int sa_check_stack(ptrdiff_t needed) {
+    const ptrdiff_t left = sa_stack_left();
+    return left >= needed ? 0
+                          : sa_error(PyExc_RecursionError,
+                                     "a call needs %zd bytes of stack, but its thread has %zd left: the call is nested "
+                                     "too deeply, or threading.stack_size() is too small",
+                                     (Py_ssize_t)needed, (Py_ssize_t)left);
+}
+
+/* ---- parameters: loops run over given arguments only, so plain calls are fast ------------------------------------ */
 
 int sa_family_start(sa_family_state *state, const sa_family *family) {
     state->family = family;
@@ -101,12 +113,36 @@ static int find_name(const sa_family_state *state, uint32_t takes, PyObject *key
     return -1;
 }
 
-int sa_sort_arguments(const sa_family_state *state, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-                      PyObject **values, uint32_t *given) {
+/* Names of other libraries for parameters, and the names here. */
+static const char *const SYNONYMS[][2] = {
+    {"mask", "attn_mask"}, {"attention_mask", "attn_mask"}, {"bool_mask", "attn_mask"},
+    {"dim", "axis"},       {"dropout", "dropout_p"},        {"softmax_scale", "scale"},
+    {"sm_scale", "scale"}, {"window_size", "window"},       {"logits_soft_cap", "softcap"}};
+
+/* Always returns −1. The message names the parameter that is probably meant, if the function has it. */
+static int refuse_name(const sa_family_state *state, uint32_t takes, const char *function, PyObject *keyword) {
+    for (size_t n = 0; n < sizeof SYNONYMS / sizeof *SYNONYMS; ++n) {
+        for (int i = 0; i < state->count; ++i) {
+            if (takes >> i & 1 && PyUnicode_CompareWithASCIIString(keyword, SYNONYMS[n][0]) == 0 &&
+                PyUnicode_CompareWithASCIIString(state->names[i], SYNONYMS[n][1]) == 0) {
+                return sa_error(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'; here its name is %U",
+                                function, keyword, state->names[i]);
+            }
+        }
+    }
+    return sa_error(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", function, keyword);
+}
+
+int sa_sort_arguments(const sa_family_state *state, int function, PyObject *const *args, Py_ssize_t nargs,
+                      PyObject *kwnames, PyObject **values, uint32_t *given) {
     const char *const name = state->family->functions[function].name;
     const int positional = state->family->functions[function].positional;
+    if (sa_check_stack(SA_STACK_OF_CALL) < 0) {
+        return -1;
+    }
     if (nargs > positional) {
-        return sa_error(PyExc_TypeError, "%s() takes at most %d positional arguments (%zd given)", name, positional, nargs);
+        return sa_error(PyExc_TypeError, "%s() takes at most %d positional arguments (%zd given)", name, positional,
+                        nargs);
     }
     const uint32_t takes = state->takes[function];
     uint32_t found = 0, left = takes;
@@ -120,7 +156,7 @@ int sa_sort_arguments(const sa_family_state *state, int function, PyObject *cons
         PyObject *keyword = PyTuple_GET_ITEM(kwnames, k);
         const int i = find_name(state, takes, keyword);
         if (i < 0) {
-            return sa_error(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", name, keyword);
+            return refuse_name(state, takes, name, keyword);
         }
         if (found >> i & 1) {
             return sa_error(PyExc_TypeError, "%s() got multiple values for argument '%U'", name, keyword);
@@ -130,7 +166,8 @@ int sa_sort_arguments(const sa_family_state *state, int function, PyObject *cons
     }
     const uint32_t missing = state->needs[function] & ~found;
     if (missing != 0) {
-        return sa_error(PyExc_TypeError, "%s() missing required argument: '%U'", name, state->names[__builtin_ctz(missing)]);
+        return sa_error(PyExc_TypeError, "%s() missing required argument: '%U'", name,
+                        state->names[__builtin_ctz(missing)]);
     }
     for (left = found & state->optional; left != 0; left &= left - 1) {
         const int i = __builtin_ctz(left);
@@ -154,7 +191,7 @@ int sa_read_arguments(const sa_family_state *state, void *call, PyObject *const 
     return 0;
 }
 
-/* ---- numbers -------------------------------------------------------------------------------------------------------- */
+/* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
 PyObject *sa_as_index(PyObject *value) {
     PyObject *index = PyBool_Check(value) ? NULL : PyNumber_Index(value);
@@ -178,7 +215,9 @@ int sa_read_real(void *call, PyObject *value, const char *name, void *to) {
     const double x = PyFloat_AsDouble(value);
     if (x == -1 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            sa_error(PyExc_TypeError, "%s must be a real number, got %s", name, sa_type_name(value));
+            const bool scales = strcmp(name, "scale") == 0 && type != NPY_NOTYPE;
+            sa_error(PyExc_TypeError, "%s must be a real number, got %s%s", name, sa_type_name(value),
+                     scales ? " (to scale by an array, multiply the query by it, and give scale=1)" : "");
         } else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
             sa_error(PyExc_ValueError, "%s is an integer too large for a float", name);
         }
@@ -217,7 +256,87 @@ int sa_read_flag(void *call, PyObject *value, const char *name, void *to) {
     return truth < 0 ? -1 : 0;
 }
 
-/* ---- arrays --------------------------------------------------------------------------------------------------------- */
+/* ---- seeds ------------------------------------------------------------------------------------------------------- */
+
+/* Calls integers(0, 2**64, dtype=numpy.uint64), a generator's method. */
+static PyObject *draw(PyObject *integers) {
+    PyObject *uint64 = (PyObject *)PyArray_TypeObjectFromType(NPY_UINT64), *drawn = NULL;
+    PyObject *end = uint64 ? PyLong_FromString("18446744073709551616", NULL, 10) : NULL;
+    PyObject *bounds = end ? Py_BuildValue("(iO)", 0, end) : NULL;
+    PyObject *names = bounds ? Py_BuildValue("{sO}", "dtype", uint64) : NULL;
+    if (names != NULL) {
+        drawn = sa_checked(PyObject_Call(integers, bounds, names));
+    }
+    Py_XDECREF(names);
+    Py_XDECREF(bounds);
+    Py_XDECREF(end);
+    Py_XDECREF(uint64);
+    return drawn;
+}
+
+/* Takes over a reference to an integer, and keeps it modulo 2**64. */
+static int take_seed(PyObject *integer, uint64_t *seed) {
+    *seed = integer ? PyLong_AsUnsignedLongLongMask(integer) : 0;
+    Py_XDECREF(integer);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Takes over a reference to a method `integers`. */
+static int draw_seed(PyObject *integers, bool draws, uint64_t *seed) {
+    PyObject *drawn = draws ? draw(integers) : NULL;
+    Py_DECREF(integers);
+    PyObject *integer = drawn ? sa_checked(PyNumber_Index(drawn)) : NULL;
+    Py_XDECREF(drawn);
+    return draws ? take_seed(integer, seed) : 0;
+}
+
+static int draw_entropy(uint64_t *seed) {
+    PyObject *make = sa_imported("numpy.random", "default_rng");
+    PyObject *generator = make ? sa_checked(PyObject_CallNoArgs(make)) : NULL;
+    PyObject *integers = generator ? sa_checked(PyObject_GetAttrString(generator, "integers")) : NULL;
+    Py_XDECREF(generator);
+    Py_XDECREF(make);
+    return integers ? draw_seed(integers, true, seed) : -1;
+}
+
+static int seed_from_integer(PyObject *rng, uint64_t *seed) {
+    if (PyBool_Check(rng) || PyArray_IsScalar(rng, Bool) || !PyIndex_Check(rng)) {
+        PyObject *type = PyType_GetName(Py_TYPE(rng));
+        if (type != NULL) {
+            sa_error(PyExc_TypeError, "rng must be an int, a numpy.random.Generator or None, not %U", type);
+            Py_DECREF(type);
+        }
+        return -1;
+    }
+    PyObject *integer = sa_checked(PyNumber_Index(rng));
+    int overflow = 0;
+    const long long number = integer ? PyLong_AsLongLongAndOverflow(integer, &overflow) : 0;
+    if (integer != NULL && (overflow < 0 || (overflow == 0 && number < 0))) {
+        Py_DECREF(integer);
+        return sa_error(PyExc_ValueError, "rng must not be negative, not %S", rng);
+    }
+    return take_seed(integer, seed);
+}
+
+int sa_seed_from_rng(PyObject *rng, bool draws, uint64_t *seed) {
+    *seed = 0;
+    if (rng == Py_None) {
+        return draws ? draw_entropy(seed) : 0;
+    }
+    PyObject *integers = PyLong_CheckExact(rng) ? NULL : PyObject_GetAttrString(rng, "integers");
+    if (integers != NULL) {
+        return draw_seed(integers, draws, seed);
+    }
+    if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            return -1;
+        }
+        PyErr_Clear();
+    }
+    return seed_from_integer(rng, seed);
+}
+
+/* ---- arrays ------------------------------------------------------------------------------------------------------ */
 
 const char *sa_dtype_name(sa_dtype dtype) {
     static const char *const names[SA_DTYPES] = {"float16", "bfloat16", "float32", "float64", "bool",  "int8",  "uint8",
@@ -266,12 +385,20 @@ static bool is_of_kind(sa_dtype dtype, sa_kind kind) {
     }
 }
 
-PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name, sa_kind kind, sa_dtype *dtype) {
+/* The one climb into selfattn's Python: _check.py makes an array of a list, a number, a tensor of another library or an
+ * array of a derived class, or refuses it. */
+static PyObject *convert_foreign(PyObject *x, const char *name) {
+    PyObject *as_array = sa_imported("selfattn._check", "as_array");
+    PyObject *array = as_array ? sa_checked(PyObject_CallFunction(as_array, "sO", name, x)) : NULL;
+    Py_XDECREF(as_array);
+    return array;
+}
+
+PyArrayObject *sa_as_array(PyObject *x, const char *name, sa_kind kind, sa_dtype *dtype) {
     static const char *const kinds[] = {"", "of dtype float16, bfloat16, float32, float64 or an integer type",
                                         "of dtype float16, bfloat16, float32 or float64", "of an integer dtype",
                                         "of dtype bool, float16, bfloat16, float32 or float64"};
-    PyObject *found =
-        PyArray_CheckExact(x) ? Py_NewRef(x) : sa_checked(PyObject_CallFunction(state->imported[SA_AS_ARRAY], "sO", name, x));
+    PyObject *found = PyArray_CheckExact(x) ? Py_NewRef(x) : convert_foreign(x, name);
     if (found == NULL) {
         return NULL;
     }
@@ -287,10 +414,11 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
     return array;
 }
 
-PyObject *sa_element(const sa_state *state, PyObject *x, npy_intp i) {
+PyObject *sa_element(PyObject *x, npy_intp i) {
     sa_dtype dtype;
-    PyArrayObject *array = sa_as_array(state, x, "", SA_ANY, &dtype);
-    PyObject *element = array ? PyObject_CallMethod((PyObject *)array, "item", "n", i) : NULL; /* IndexError: x has shrunk */
+    PyArrayObject *array = sa_as_array(x, "", SA_ANY, &dtype);
+    /* IndexError: x has shrunk. */
+    PyObject *element = array ? PyObject_CallMethod((PyObject *)array, "item", "n", i) : NULL;
     Py_XDECREF((PyObject *)array);
     return element;
 }
@@ -304,18 +432,26 @@ sa_dtype sa_promote(sa_dtype a, sa_dtype b) {
     return a == SA_F64 || b == SA_F64 ? SA_F64 : SA_F32;
 }
 
+/* Returns a new reference to the descriptor of floats in native byte order. */
+static PyArray_Descr *descr_of(sa_dtype dtype, PyArrayObject *like_bf16) {
+    return dtype == SA_BF16 ? PyArray_DescrNewByteorder(PyArray_DESCR(like_bf16), NPY_NATIVE)
+                            : PyArray_DescrFromType(dtype == SA_F64   ? NPY_DOUBLE
+                                                    : dtype == SA_F32 ? NPY_FLOAT
+                                                                      : NPY_HALF);
+}
+
 PyArrayObject *sa_new_array(int ndim, const npy_intp *shape, sa_dtype dtype, PyArrayObject *like_bf16, bool zeros) {
-    PyArray_Descr *descr;
-    if (dtype == SA_BF16) {
-        descr = PyArray_DescrNewByteorder(PyArray_DESCR(like_bf16), NPY_NATIVE);
-    } else {
-        descr = PyArray_DescrFromType(dtype == SA_F64 ? NPY_DOUBLE : dtype == SA_F32 ? NPY_FLOAT : NPY_HALF);
-    }
+    PyArray_Descr *descr = descr_of(dtype, like_bf16);
     if (descr == NULL) {
         return NULL;
     }
     return (PyArrayObject *)(zeros ? PyArray_Zeros(ndim, shape, descr, 0)
                                    : PyArray_NewFromDescr(&PyArray_Type, descr, ndim, shape, NULL, NULL, 0, NULL));
+}
+
+PyArrayObject *sa_new_array_like(PyArrayObject *like, sa_dtype dtype, PyArrayObject *like_bf16) {
+    PyArray_Descr *descr = descr_of(dtype, like_bf16);
+    return descr ? (PyArrayObject *)PyArray_NewLikeArray(like, NPY_KEEPORDER, descr, 0) : NULL;
 }
 
 void sa_fill_tensor(sa_tensor *t, PyArrayObject *array, sa_dtype dtype, int n_lead, int core) {
@@ -337,16 +473,16 @@ void sa_fill_tensor(sa_tensor *t, PyArrayObject *array, sa_dtype dtype, int n_le
     }
 }
 
-PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name, bool integers) {
+PyArrayObject *sa_as_small(PyObject *x, const char *name, bool integers) {
     sa_dtype dtype;
-    PyArrayObject *array = sa_as_array(state, x, name, integers ? SA_INTEGERS : SA_NUMBERS, &dtype);
+    PyArrayObject *array = sa_as_array(x, name, integers ? SA_INTEGERS : SA_NUMBERS, &dtype);
     if (array == NULL) {
         return NULL;
     }
     PyArray_Descr *descr = PyArray_DescrFromType(integers ? NPY_INT64 : NPY_DOUBLE);
     const int copy = integers ? NPY_ARRAY_ENSURECOPY : 0;
-    PyArrayObject *small =
-        (PyArrayObject *)PyArray_FromArray(array, descr, NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST | copy);
+    PyArrayObject *small = (PyArrayObject *)PyArray_FromArray(
+        array, descr, NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST | copy);
     Py_DECREF(array);
     return small;
 }
@@ -361,16 +497,18 @@ const char *sa_print_shape(char *text, int ndim, const npy_intp *shape) {
     return text;
 }
 
-int sa_shapes_error(const char *message, const char *name, PyArrayObject *array, const char *other_name, PyArrayObject *other) {
-    return sa_error(PyExc_ValueError, "%s: %s has shape %s, %s has shape %s", message, name, sa_shape_of(array), other_name,
-                    sa_shape_of(other));
+int sa_shapes_error(const char *message, const char *name, PyArrayObject *array, const char *other_name,
+                    PyArrayObject *other) {
+    return sa_error(PyExc_ValueError, "%s: %s has shape %s, %s has shape %s", message, name, sa_shape_of(array),
+                    other_name, sa_shape_of(other));
 }
 
 int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_intp *shape) {
     if (PyArray_NDIM(array) == ndim && PyArray_CompareLists(PyArray_SHAPE(array), shape, ndim)) {
         return 0;
     }
-    return sa_error(PyExc_ValueError, "%s must have shape %s, got %s", name, sa_shape_text(ndim, shape), sa_shape_of(array));
+    return sa_error(PyExc_ValueError, "%s must have shape %s, got %s", name, sa_shape_text(ndim, shape),
+                    sa_shape_of(array));
 }
 
 /* Sets *low and *high to the bytes that an array may touch. False without elements. */
@@ -391,13 +529,18 @@ static bool extent(PyArrayObject *array, const char **low, const char **high) {
     return true;
 }
 
-int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *array, const char *name) {
+int sa_check_overlap(PyArrayObject *out, PyArrayObject *array, const char *name) {
     const char *out_low, *out_high, *low, *high;
     if (!extent(out, &out_low, &out_high) || !extent(array, &low, &high) || out_high <= low || high <= out_low) {
         return 0;
     }
-    PyObject *shared = PyObject_CallFunction(state->imported[SA_SHARES_MEMORY], "OOi", out, array, 10000);
-    if (shared == NULL && PyErr_Occurred() && PyErr_ExceptionMatches(state->imported[SA_TOO_HARD_ERROR])) {
+    PyObject *shares_memory = sa_imported("numpy", "shares_memory");
+    PyObject *too_hard = shares_memory ? sa_imported("numpy.exceptions", "TooHardError") : NULL;
+    PyObject *shared = too_hard ? PyObject_CallFunction(shares_memory, "OOi", out, array, 10000) : NULL;
+    const bool unknown = too_hard && shared == NULL && PyErr_Occurred() && PyErr_ExceptionMatches(too_hard);
+    Py_XDECREF(too_hard);
+    Py_XDECREF(shares_memory);
+    if (unknown) {
         return sa_error(PyExc_ValueError,
                         "cannot tell whether out overlaps %s: their strides are too intricate; pass a plain out", name);
     }
@@ -408,14 +551,15 @@ int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *a
     const int overlaps = PyObject_IsTrue(shared);
     Py_DECREF(shared);
     if (overlaps > 0) {
-        PyErr_Format(PyExc_ValueError, "out overlaps %s in memory; results would be written over inputs still to be read",
-                     name);
+        PyErr_Format(PyExc_ValueError,
+                     "out overlaps %s in memory; results would be written over inputs still to be read", name);
     }
     return overlaps == 0 ? 0 : -1;
 }
 
 int sa_check_self_overlap(PyArrayObject *out) {
-    /* In order of growing strides, each must exceed the extent of the axes before it. This refuses interleaved strides, too. */
+    /* In order of growing strides, each must exceed the extent of the axes before it.
+     * This refuses interleaved strides, too. */
     const int ndim = PyArray_NDIM(out);
     bool used[NPY_MAXDIMS] = {false};
     if (PyArray_SIZE(out) == 0) {
@@ -426,7 +570,8 @@ int sa_check_self_overlap(PyArrayObject *out) {
         int next = -1;
         npy_intp least = 0;
         for (int axis = 0; axis < ndim; ++axis) {
-            const npy_intp stride = PyArray_STRIDE(out, axis) < 0 ? -PyArray_STRIDE(out, axis) : PyArray_STRIDE(out, axis);
+            const npy_intp stride =
+                PyArray_STRIDE(out, axis) < 0 ? -PyArray_STRIDE(out, axis) : PyArray_STRIDE(out, axis);
             if (!used[axis] && (next < 0 || stride < least)) {
                 next = axis;
                 least = stride;

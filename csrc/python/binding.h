@@ -1,10 +1,11 @@
-/* For all files of the binding: the stable ABI, NumPy's C API, the module's state, messages, and the reading of Python's
- * arguments as parameters, numbers and the core's tensors. Only this folder includes Python.h. In this folder −1 or NULL means
- * that an exception is set, and returned objects are new references, unless a comment says otherwise. */
+/* For all files of the binding: the stable ABI, NumPy's C API, the module's state, messages, and the reading of
+ * Python's arguments as parameters, numbers and the core's tensors. Only this folder includes Python.h. In this folder
+ * −1 or NULL means that an exception is set, and returned objects are new references, unless a comment says
+ * otherwise. */
 #ifndef SA_PYTHON_BINDING_H
 #define SA_PYTHON_BINDING_H
 
-/* ---- the stable ABI ------------------------------------------------------------------------------------------------- */
+/* ---- the stable ABI ---------------------------------------------------------------------------------------------- */
 
 /* With it one built extension serves CPython 3.11 and all later versions. Macros of the whole API are functions here.
  * Free-threaded CPython has no such ABI, so there the macros stay. */
@@ -15,7 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Locks an object if the GIL does not keep other threads from it. With the GIL, and before 3.13, this is an empty block. */
+/* Locks an object if the GIL does not keep other threads from it.
+ * With the GIL, and before 3.13, this is an empty block. */
 #if !defined(Py_GIL_DISABLED)
 #undef Py_BEGIN_CRITICAL_SECTION
 #undef Py_END_CRITICAL_SECTION
@@ -39,7 +41,7 @@ PyAPI_FUNC(void) PyMem_RawFree(void *ptr);
 #endif
 #endif
 
-/* ---- NumPy, and the module's state ---------------------------------------------------------------------------------- */
+/* ---- NumPy, and the module's state ------------------------------------------------------------------------------- */
 
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION
@@ -84,14 +86,32 @@ typedef struct {
     uint32_t takes[SA_MAX_FUNCTIONS], needs[SA_MAX_FUNCTIONS];
 } sa_family_state;
 
-#define SA_ARENA_SLOTS 8
+/* Classes of named tuples that are read by the names of their fields (record.h). */
+typedef enum {
+    SA_PROJECTION_RECORD,
+    SA_NORM_RECORD,
+    SA_ROTARY_RECORD,
+    SA_DROPOUT_RECORD,
+    SA_LAYER_RECORD,
+    SA_TRANSFORMER_RECORD,
+    SA_CALL_RECORD,
+    SA_UPDATE_RECORD,
+    SA_RECORDS
+} sa_record_kind;
 
-/* Objects of Python modules. */
-enum { SA_AS_ARRAY, SA_SEED, SA_SHARES_MEMORY, SA_TOO_HARD_ERROR, SA_AXIS_ERROR, SA_IMPORTED };
+#define SA_MAX_FIELDS 32
+
+typedef struct {
+    const struct sa_record *record;
+    PyObject *type;                   /* NULL until the class is known */
+    signed char place[SA_MAX_FIELDS]; /* where the tuple has each field of the table */
+} sa_record_state;
+
+#define SA_ARENA_SLOTS 8
 
 typedef struct {
     sa_family_state attention, rows;
-    PyObject *imported[SA_IMPORTED];
+    sa_record_state records[SA_RECORDS];
     /* Kept memory, and the slot that is replaced next (run.c). */
     _Atomic(void *) arena[SA_ARENA_SLOTS];
     atomic_uint next_slot;
@@ -100,10 +120,13 @@ typedef struct {
 
 static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyModule_GetState(module); }
 
-/* Imports NumPy, and what the state holds of Python's modules. */
-int sa_state_start(sa_state *state);
+int sa_import_numpy(void);
 
-/* Returns what a call of CPython or NumPy returned; for NULL without an exception, as when memory fails, raises MemoryError. */
+/* Returns an object of a Python module. A call of attention on plain arrays needs none. */
+PyObject *sa_imported(const char *module_name, const char *name);
+
+/* Returns what a call of CPython or NumPy returned; for NULL without an exception, as when memory fails,
+ * raises MemoryError. */
 static inline PyObject *sa_checked(PyObject *returned) {
     return returned != NULL || PyErr_Occurred() ? returned : PyErr_NoMemory();
 }
@@ -111,34 +134,41 @@ static inline PyObject *sa_checked(PyObject *returned) {
 /* Like PyErr_Format, but returns −1. */
 int sa_error(PyObject *type, const char *format, ...);
 
-/* The type of `value` with its module, such as `numpy.ndarray`, for a message; valid until the thread's next call. Clears an
- * exception that is set, since another will be raised. */
+/* The type of `value` with its module, such as `numpy.ndarray`, for a message; valid until the thread's next call.
+ * Clears an exception that is set, since another will be raised. */
 const char *sa_type_name(PyObject *value);
 
 /* Messages start with `what`. */
 int sa_py_choose_isa(const char *name, PyObject *error, const char *what);
 
 /* Defines a method that calls `call(module, number, …)`. */
-#define SA_FUNCTION(name, call, number)                                                                                        \
-    static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {                      \
-        return call(module, number, args, nargs, kwnames);                                                                     \
+#define SA_FUNCTION(name, call, number)                                                                                \
+    static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {              \
+        return call(module, number, args, nargs, kwnames);                                                             \
     }
 #define SA_METHOD(name, function, doc) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL | METH_KEYWORDS, doc}
 
-/* ---- parameters ----------------------------------------------------------------------------------------------------- */
+/* Returns how many bytes of its stack this thread has left, or more if that is not known. */
+ptrdiff_t sa_stack_left(void);
+
+/* A RecursionError if the thread has less of its stack left. Arguments may be objects whose methods call selfattn. */
+int sa_check_stack(ptrdiff_t needed);
+enum { SA_STACK_OF_CALL = 64 << 10, SA_STACK_OF_RUN = 40 << 10 }; /* what a call needs, and what is left for its run */
+
+/* ---- parameters -------------------------------------------------------------------------------------------------- */
 
 int sa_family_start(sa_family_state *state, const sa_family *family);
 void sa_family_clear(sa_family_state *state);
 
-/* Sorts arguments into values[], borrowed: NULL if none was given, or None where None is the default. The others get a bit in
- * *given. */
-int sa_sort_arguments(const sa_family_state *state, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-                      PyObject **values, uint32_t *given);
+/* Sorts arguments into values[], borrowed: NULL if none was given, or None where None is the default.
+ * The others get a bit in *given. */
+int sa_sort_arguments(const sa_family_state *state, int function, PyObject *const *args, Py_ssize_t nargs,
+                      PyObject *kwnames, PyObject **values, uint32_t *given);
 
 /* Reads values in the table's order. */
 int sa_read_arguments(const sa_family_state *state, void *call, PyObject *const *values, uint32_t given);
 
-/* ---- numbers: exceptions that objects raise are passed on ---------------------------------------------------------------- */
+/* ---- numbers: exceptions that objects raise are passed on -------------------------------------------------------- */
 
 /* Returns NULL without an exception for a bool, or for an object that is no integer. */
 PyObject *sa_as_index(PyObject *value);
@@ -151,16 +181,22 @@ int sa_read_threads(void *call, PyObject *value, const char *name, void *to);
 /* Reads a bool; refuses strings and floats. */
 int sa_read_flag(void *call, PyObject *value, const char *name, void *to);
 
-/* ---- arrays --------------------------------------------------------------------------------------------------------- */
+/* ---- seeds ------------------------------------------------------------------------------------------------------- */
+
+/* Reads dropout's seed from `rng`: an int modulo 2**64, one uint64 of a generator, or fresh entropy for None. If
+ * `draws` is false, as without dropout, rng is only checked. */
+int sa_seed_from_rng(PyObject *rng, bool draws, uint64_t *seed);
+
+/* ---- arrays ------------------------------------------------------------------------------------------------------ */
 
 static inline bool sa_is_integer(sa_dtype dtype) { return dtype >= SA_I8 && dtype < SA_DTYPES; }
 
-/* The kinds of arrays that an argument takes. SA_NUMBERS and SA_MASK accept integers; callers refuse them if necessary. With
- * SA_ANY the dtype may be SA_DTYPES. */
+/* The kinds of arrays that an argument takes. SA_NUMBERS and SA_MASK accept integers; callers refuse them if necessary.
+ * With SA_ANY the dtype may be SA_DTYPES. */
 typedef enum { SA_ANY, SA_NUMBERS, SA_FLOATS, SA_INTEGERS, SA_MASK } sa_kind;
 
-/* Returns x, or what selfattn/_check.py makes of it, and its dtype. */
-PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name, sa_kind kind, sa_dtype *dtype);
+/* Returns x, or what selfattn/_check.py makes of an object that is no plain array, and its dtype. */
+PyArrayObject *sa_as_array(PyObject *x, const char *name, sa_kind kind, sa_dtype *dtype);
 
 /* True if the core can read x in place. ndim −1: any number of axes. */
 static inline bool sa_is_plain(PyObject *x, int type, int ndim) {
@@ -173,22 +209,25 @@ static inline npy_intp sa_dim(PyObject *x, int axis) { return PyArray_DIM((PyArr
 static inline void *sa_data(PyObject *x) { return PyArray_DATA((PyArrayObject *)x); }
 
 /* Element i as the caller passed it, for messages; its copy as int64 may have another sign. */
-PyObject *sa_element(const sa_state *state, PyObject *x, npy_intp i);
+PyObject *sa_element(PyObject *x, npy_intp i);
 
 /* The dtype of results. */
 sa_dtype sa_promote(sa_dtype a, sa_dtype b);
 
 /* Makes a C-contiguous array. SA_BF16 needs like_bf16, any bfloat16 array. */
 PyArrayObject *sa_new_array(int ndim, const npy_intp *shape, sa_dtype dtype, PyArrayObject *like_bf16, bool zeros);
+/* Makes an array of like's shape whose axes have the same order in memory. */
+PyArrayObject *sa_new_array_like(PyArrayObject *like, sa_dtype dtype, PyArrayObject *like_bf16);
 
 /* The last `core` (0, 1 or 2) axes become (rows, cols). Axes of length 1 have stride 0. */
 void sa_fill_tensor(sa_tensor *t, PyArrayObject *array, sa_dtype dtype, int n_lead, int core);
 
-/* Returns x as float64 or int64, aligned and native. Integers are copied, so that nobody changes them after the check. */
-PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name, bool integers);
+/* Returns x as float64 or int64, aligned and native. Integers are copied,
+ * so that nobody changes them after the check. */
+PyArrayObject *sa_as_small(PyObject *x, const char *name, bool integers);
 
 /* Refuses arrays that overlap, or whose strides are too intricate to find out. */
-int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *array, const char *name);
+int sa_check_overlap(PyArrayObject *out, PyArrayObject *array, const char *name);
 int sa_check_self_overlap(PyArrayObject *out);
 
 /* A shape as text, for messages; valid until the end of the caller's block. */
@@ -198,7 +237,8 @@ int sa_check_self_overlap(PyArrayObject *out);
 const char *sa_print_shape(char *text, int ndim, const npy_intp *shape);
 
 /* Raises ValueError with the message, followed by both shapes. */
-int sa_shapes_error(const char *message, const char *name, PyArrayObject *array, const char *other_name, PyArrayObject *other);
+int sa_shapes_error(const char *message, const char *name, PyArrayObject *array, const char *other_name,
+                    PyArrayObject *other);
 
 int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_intp *shape);
 

@@ -1,7 +1,10 @@
-/* Owns the argument block_mask. Derived classes may make any tables, and the core trusts them, so they are all checked here. */
+/* Owns the argument block_mask. Derived classes may make any tables, and the core trusts them,
+ * so they are all checked here. */
 #include "python/attention_call.h"
 
-static int not_tables(void) { return sa_error(PyExc_TypeError, "block_mask has tables that selfattn.BlockMask does not make"); }
+static int not_tables(void) {
+    return sa_error(PyExc_TypeError, "block_mask has tables that selfattn.BlockMask does not make");
+}
 
 /* Returns a borrowed copy, which the call owns, because other Python code runs before the core reads it. */
 static PyArrayObject *take_table(sa_call *c, PyObject *x) {
@@ -33,7 +36,8 @@ static int read_prefix(sa_call *c, PyObject *tuple, sa_block_mask *mask) {
     PyObject *given;
     Py_ssize_t diagonal;
     PyArrayObject *lengths;
-    if (!PyArg_ParseTuple(tuple, "Ond", &given, &diagonal, &mask->open_fraction) || (lengths = take_table(c, given)) == NULL) {
+    if (!PyArg_ParseTuple(tuple, "Ond", &given, &diagonal, &mask->open_fraction) ||
+        (lengths = take_table(c, given)) == NULL) {
         return -1;
     }
     const Py_ssize_t far = (Py_ssize_t)1 << 60;
@@ -94,20 +98,19 @@ static int read_runs(sa_call *c, PyObject *tuple, sa_block_mask *mask) {
 
 /* Returns a tuple of tuples. */
 static PyObject *make_tables(const sa_call *c, PyObject *value) {
-    PyObject *module = PyImport_ImportModule("selfattn.functional.block_mask"), *tables = NULL;
-    PyObject *class = module ? PyObject_GetAttrString(module, "BlockMask") : NULL;
+    PyObject *class = sa_imported("selfattn.functional.block_mask", "BlockMask"), *tables = NULL;
     PyObject *lead = class ? PyArray_IntTupleFromIntp(c->a.n_lead, c->lead) : NULL;
     const int is_one = lead ? PyObject_IsInstance(value, class) : -1;
     if (is_one > 0) {
         tables = PyObject_CallMethod(value, "_tables", "Onn", lead, (Py_ssize_t)c->a.L, (Py_ssize_t)c->a.S);
     } else if (is_one == 0) {
-        PyErr_Format(PyExc_TypeError,
-                     "block_mask must be a selfattn.BlockMask or None, got %s (arrays of True and False are for attn_mask)",
-                     sa_type_name(value));
+        PyErr_Format(
+            PyExc_TypeError,
+            "block_mask must be a selfattn.BlockMask or None, got %s (arrays of True and False are for attn_mask)",
+            sa_type_name(value));
     }
     Py_XDECREF(lead);
     Py_XDECREF(class);
-    Py_XDECREF(module);
     return tables;
 }
 
@@ -121,8 +124,7 @@ int sa_call_read_block_mask(void *call, PyObject *value, const char *name, void 
     for (Py_ssize_t n = 0; status == 0 && n < PyTuple_GET_SIZE(tables); ++n) {
         PyObject *tuple = PyTuple_GET_ITEM(tables, n);
         sa_block_mask *mask = &c->block_masks[n];
-        mask->prefix.m.data = mask->classes.m.data = NULL;
-        mask->gaps = false;
+        *mask = (sa_block_mask){.gaps = false}; /* drivers read strides of parts that a mask does not have */
         status = !PyTuple_CheckExact(tuple) ? not_tables()
                                             : (PyTuple_GET_SIZE(tuple) == 3 ? read_prefix : read_runs)(c, tuple, mask);
         c->a.block_mask_count = (int)n + 1;

@@ -1,5 +1,5 @@
-/* Copies weights of 8 or 16 bits to panels, and points to the quants of a file, for selfattn/engine/weights.py. Python holds
- * them as capsules. */
+/* Copies weights of 8 or 16 bits to panels, and points to the quants of a file, for selfattn/engine/weights.py.
+ * Python holds them as capsules. */
 #include "python/binding.h"
 
 #include <stdlib.h>
@@ -22,7 +22,8 @@ const sa_compact *sa_compact_of(PyObject *x) {
 int sa_compact_check(const sa_compact *weights) {
     return weights->kind != SA_WEIGHTS_BF16 || sa_compact_active(weights->kind) != NULL
                ? 0
-               : sa_error(PyExc_RuntimeError, "the instruction set in use, %s, does not multiply bfloat16", sa_isa_name());
+               : sa_error(PyExc_RuntimeError, "the instruction set in use, %s, does not multiply bfloat16",
+                          sa_isa_name());
 }
 
 static void release(PyObject *capsule) {
@@ -67,12 +68,13 @@ static PyObject *int8_panels(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OO:_int8_panels", &weight, &scale)) {
         return NULL;
     }
-    if (!sa_is_plain(weight, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 2) || sa_dim(scale, 0) != sa_dim(weight, 0) ||
-        sa_dim(scale, 1) != sa_ceil_div(sa_dim(weight, 1), SA_GROUP)) {
-        return PyErr_Format(PyExc_TypeError,
-                            "weight must be a contiguous 2-D array of int8, and scale one of float32 with an element for each "
-                            "%d numbers of a row",
-                            SA_GROUP);
+    if (!sa_is_plain(weight, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 2) ||
+        sa_dim(scale, 0) != sa_dim(weight, 0) || sa_dim(scale, 1) != sa_ceil_div(sa_dim(weight, 1), SA_GROUP)) {
+        return PyErr_Format(
+            PyExc_TypeError,
+            "weight must be a contiguous 2-D array of int8, and scale one of float32 with an element for each "
+            "%d numbers of a row",
+            SA_GROUP);
     }
     return make_panels(SA_WEIGHTS_INT8, (PyArrayObject *)weight, sa_data(scale));
 }
@@ -91,7 +93,7 @@ static PyObject *compact_unit(PyObject *module, PyObject *int8) {
     return p == NULL ? Py_NewRef(Py_None) : PyUnicode_FromString(p->name);
 }
 
-/* ---- quants -------------------------------------------------------------------------------------------------------------- */
+/* ---- quants ------------------------------------------------------------------------------------------------------ */
 
 /* Returns SA_QUANT_TYPES if there is no such type. */
 static sa_quant_type type_of(const char *name) {
@@ -116,7 +118,8 @@ static PyObject *quant_shapes(PyObject *module, PyObject *unused) {
     return shapes;
 }
 
-/* Returns a capsule of the weights that the arguments describe, and in *copied where the copy is to be made, or NULL. */
+/* Returns a capsule of the weights that the arguments describe, and in *copied where the copy is to be made,
+ * or NULL. */
 static PyObject *quants_of(PyObject *args, sa_copied_quants *copied) {
     PyObject *rows, *strips = Py_None;
     const char *name;
@@ -128,22 +131,24 @@ static PyObject *quants_of(PyObject *args, sa_copied_quants *copied) {
         return NULL;
     }
     const sa_quant_type type = type_of(name);
-    if (type == SA_QUANT_TYPES || columns < 0 || columns > SA_MAX_WIDTH || columns % sa_quant_kinds[type].numbers != 0) {
+    if (type == SA_QUANT_TYPES || columns < 0 || columns > SA_MAX_WIDTH ||
+        columns % sa_quant_kinds[type].numbers != 0) {
         return PyErr_Format(PyExc_ValueError, "there are no rows of %zd columns in quants of %s", columns, name);
     }
     const sa_quant_kind *shape = &sa_quant_kinds[type];
     const npy_intp bytes = columns / shape->numbers * shape->bytes;
     PyArrayObject *array = (PyArrayObject *)rows;
     if (!sa_is_plain(rows, NPY_UINT8, 2) || PyArray_DIM(array, 1) != bytes || PyArray_DIM(array, 0) > SA_MAX_WIDTH) {
-        return PyErr_Format(PyExc_TypeError, "%zd columns of %s must be a contiguous 2-D array of uint8 with %zd columns",
-                            columns, name, bytes);
+        return PyErr_Format(PyExc_TypeError,
+                            "%zd columns of %s must be a contiguous 2-D array of uint8 with %zd columns", columns, name,
+                            bytes);
     }
     sa_compact weights = sa_quants_at(type, PyArray_DIM(array, 0), columns, PyArray_DATA(array));
     if (strips == Py_None) {
         return hold(weights, NULL, rows);
     }
-    if (!sa_is_plain(strips, NPY_UINT8, 1) || !PyArray_ISWRITEABLE((PyArrayObject *)strips) || shape->numbers % SA_PIECE != 0 ||
-        sa_dim(strips, 0) < PyArray_DIM(array, 0) * bytes) {
+    if (!sa_is_plain(strips, NPY_UINT8, 1) || !PyArray_ISWRITEABLE((PyArrayObject *)strips) ||
+        shape->numbers % SA_PIECE != 0 || sa_dim(strips, 0) < PyArray_DIM(array, 0) * bytes) {
         return PyErr_Format(PyExc_TypeError,
                             "strips of %s must be a writable 1-D array of uint8 with as many bytes as the rows", name);
     }
@@ -211,13 +216,13 @@ PyMethodDef sa_compact_methods[] = {
     {"_quant_shapes", quant_shapes, METH_NOARGS,
      "The numbers and the bytes of a quant of each kind that a GGUF file may hold."},
     {"_quants", quants, METH_VARARGS,
-     "A list of weights in quants, from tuples: rows of bytes, the kind, the number of columns, and, where digits are to "
-     "multiply "
-     "a copy, memory for it."},
+     "A list of weights in quants, from tuples: rows of bytes, the kind, the number of columns, and, "
+     "where digits are to multiply a copy, memory for it."},
     {"_expand_quants", expand_quants, METH_VARARGS, "Rows of what _quants made, by an array of int64, as float32."},
     {"_int8_panels", int8_panels, METH_VARARGS,
      "Weights of int8 with a scale for each 128 numbers of a row, in panels for their products."},
     {"_bfloat16_panels", bfloat16_panels, METH_O, "Weights of bfloat16, in panels for their products."},
-    {"_compact_unit", compact_unit, METH_O, "The instructions that multiply int8 (True) or bfloat16 (False) here, or None."},
+    {"_compact_unit", compact_unit, METH_O,
+     "The instructions that multiply int8 (True) or bfloat16 (False) here, or None."},
     {NULL, NULL, 0, NULL},
 };

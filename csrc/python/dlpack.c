@@ -1,5 +1,5 @@
-/* Owns the reading of DLPack capsules, in which other libraries share arrays of bfloat16: NumPy, which reads capsules of its own
- * dtypes, has none (selfattn/_check.py). */
+/* Owns the reading of DLPack capsules, in which other libraries share arrays of bfloat16: NumPy, which reads capsules
+ * of its own dtypes, has none (selfattn/_check.py). */
 #include "python/binding.h"
 
 #include <math.h>
@@ -48,7 +48,8 @@ static void end(PyObject *capsule) {
     PyErr_Restore(type, value, traceback);
 }
 
-/* Returns the elements as uint16, in the capsule's memory: an impossible shape or address is an error, others are trusted. */
+/* Returns the elements as uint16, in the capsule's memory: an impossible shape or address is an error,
+ * others are trusted. */
 static PyObject *read_bfloat16(PyObject *module, PyObject *capsule) {
     (void)module;
     const bool is_old = PyCapsule_IsValid(capsule, old_name);
@@ -62,8 +63,9 @@ static PyObject *read_bfloat16(PyObject *module, PyObject *capsule) {
     }
     const dl_tensor *t = is_old ? &((dl_old_owner *)owner)->tensor : &versioned->tensor;
     if ((t->device != CPU && t->device != CUDA_HOST) || t->code != BFLOAT || t->bits != 16 || t->lanes != 1) {
-        return PyErr_Format(PyExc_BufferError, "the capsule must hold bfloat16 on the CPU, not device %d, dtype (%u, %u, %u)",
-                            t->device, t->code, t->bits, t->lanes);
+        return PyErr_Format(PyExc_BufferError,
+                            "the capsule must hold bfloat16 on the CPU, not device %d, dtype (%u, %u, %u)", t->device,
+                            t->code, t->bits, t->lanes);
     }
     npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];
     bool empty = false, fits = t->ndim >= 0 && t->ndim <= NPY_MAXDIMS && (t->ndim == 0 || t->shape != NULL);
@@ -86,7 +88,8 @@ static PyObject *read_bfloat16(PyObject *module, PyObject *capsule) {
         return NULL;
     }
     /* The array owns the capsule, and so its memory: a producer leaves a capsule alone whose name has changed. */
-    if (PyCapsule_SetName(capsule, is_old ? used_old_name : used_name) < 0 || PyCapsule_SetDestructor(capsule, end) < 0 ||
+    if (PyCapsule_SetName(capsule, is_old ? used_old_name : used_name) < 0 ||
+        PyCapsule_SetDestructor(capsule, end) < 0 ||
         PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(capsule)) < 0) {
         Py_CLEAR(array);
     }
@@ -94,6 +97,7 @@ static PyObject *read_bfloat16(PyObject *module, PyObject *capsule) {
 }
 
 PyMethodDef sa_dlpack_methods[] = {
-    {"_read_bfloat16", read_bfloat16, METH_O, "The elements of a DLPack capsule of bfloat16 as uint16, in the same memory."},
+    {"_read_bfloat16", read_bfloat16, METH_O,
+     "The elements of a DLPack capsule of bfloat16 as uint16, in the same memory."},
     {NULL, NULL, 0, NULL},
 };

@@ -50,7 +50,8 @@ static int take_product(linear_call *c, PyObject *x, PyObject *weight) {
 
 static int type_of(const linear_call *c) { return c->l.f64 ? NPY_DOUBLE : NPY_FLOAT; }
 
-static int run(linear_call *c, PyObject *module, double products, bool backward, sa_status (*compute)(void *, char *, char *)) {
+static int run(linear_call *c, PyObject *module, double products, bool backward,
+               sa_status (*compute)(void *, char *, char *)) {
     size_t bytes; /* an empty array may have any width */
     const bool fits = c->l.in <= SA_MAX_WIDTH && c->l.out[0] <= SA_MAX_WIDTH &&
                       sa_multiply((size_t)c->l.rows + 1, (size_t)(c->l.in + c->l.out[0] + 1) * 64, &bytes) &&
@@ -117,23 +118,28 @@ static sa_status backward(void *call, char *scratch, char *shared) {
 
 static PyObject *linear_backward(PyObject *module, PyObject *args) {
     PyObject *dy, *x, *weight;
+    int with_bias = 1;
     linear_call c = {.threads = 1};
-    if (!PyArg_ParseTuple(args, "OOO:_linear_backward", &dy, &x, &weight) || take_product(&c, x, weight) < 0) {
+    if (!PyArg_ParseTuple(args, "OOO|p:_linear_backward", &dy, &x, &weight, &with_bias) ||
+        take_product(&c, x, weight) < 0) {
         return NULL;
     }
     if (!sa_is_plain(dy, type_of(&c), 2) || sa_dim(dy, 0) != c.l.rows || sa_dim(dy, 1) != c.l.out[0]) {
-        return PyErr_Format(PyExc_TypeError, "dy must be a contiguous array of the type of x, with a row for each row of x");
+        return PyErr_Format(PyExc_TypeError,
+                            "dy must be a contiguous array of the type of x, with a row for each row of x");
     }
     const npy_intp in[2] = {c.l.rows, c.l.in}, out[2] = {c.l.out[0], c.l.in};
     PyObject *dx = PyArray_SimpleNew(2, in, type_of(&c)), *dweight = PyArray_SimpleNew(2, out, type_of(&c));
-    PyObject *dbias = PyArray_SimpleNew(1, out, type_of(&c)), *result = NULL;
-    if (dx != NULL && dweight != NULL && dbias != NULL) {
+    PyObject *dbias = with_bias ? PyArray_SimpleNew(1, out, type_of(&c)) : NULL, *result = NULL;
+    if (dx != NULL && dweight != NULL && (dbias != NULL || !with_bias)) {
         c.g.dy[0] = sa_data(dy);
         c.g.dx = sa_data(dx);
         c.g.dweight[0] = sa_data(dweight);
-        c.g.dbias[0] = sa_data(dbias);
-        c.l.bias[0] = c.g.dbias[0]; /* never read; not NULL, as there is a bias */
-        result = run(&c, module, 2, true, backward) < 0 ? NULL : PyTuple_Pack(3, dx, dweight, dbias);
+        if (with_bias) {
+            c.g.dbias[0] = sa_data(dbias);
+            c.l.bias[0] = c.g.dbias[0]; /* never read; not NULL, as there is a bias */
+        }
+        result = run(&c, module, 2, true, backward) < 0 ? NULL : PyTuple_Pack(with_bias ? 3 : 2, dx, dweight, dbias);
     }
     Py_XDECREF(dx);
     Py_XDECREF(dweight);
@@ -145,6 +151,7 @@ PyMethodDef sa_linear_methods[] = {
     {"_linear_forward", linear_forward, METH_VARARGS,
      "x·weightᵀ + bias, or without a bias (None); of quants True says that these are rows of decoding; "
      "others are split into digits, 0 to 3, of which 0 expands the quants."},
-    {"_linear_backward", linear_backward, METH_VARARGS, "The gradients of x, weight and bias, from that of the product."},
+    {"_linear_backward", linear_backward, METH_VARARGS,
+     "The gradients of x, weight and, unless the fourth argument is False, bias, from that of the product."},
     {NULL, NULL, 0, NULL},
 };

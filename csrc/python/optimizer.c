@@ -6,10 +6,11 @@
 
 #include "drivers/elements.h"
 #include "drivers/optimizer.h"
+#include "python/record.h"
 #include "python/run.h"
 
-/* Lists of equal length, or None for moments that the optimiser does not have. They are read as tuples, which own the arrays,
- * because another thread may change the lists meanwhile. */
+/* Lists of equal length, or None for moments that the optimiser does not have. They are read as tuples, which own the
+ * arrays, because another thread may change the lists meanwhile. */
 enum { PARAMETERS, GRADIENTS, MEANS, SQUARES, STEPS, TARGETS, LISTS };
 static const char *const names[STEPS] = {"parameters", "gradients", "means", "squares"};
 
@@ -25,8 +26,8 @@ static PyArrayObject *plain_array(PyObject *tuple, const char *name, Py_ssize_t 
     if ((type != NPY_FLOAT && type != NPY_DOUBLE) || !sa_is_plain(item, type, -1) ||
         (like != NULL && PyArray_SIZE(array) != PyArray_SIZE(like))) {
         sa_error(PyExc_TypeError,
-                 "%s[%zd] must be a contiguous, aligned array of float32 or float64, of the parameter's dtype and size", name,
-                 i);
+                 "%s[%zd] must be a contiguous, aligned array of float32 or float64, of the parameter's dtype and size",
+                 name, i);
         return NULL;
     }
     if (written && !PyArray_ISWRITEABLE(array)) {
@@ -65,11 +66,11 @@ static int read_array(sa_update_array *a, Py_ssize_t i, PyObject *const *lists) 
 }
 
 /* Reads an array, of any layout, that is written. */
-static int read_elements(PyObject *module, sa_elements *x, PyObject *value, const char *name, Py_ssize_t i) {
+static int read_elements(sa_elements *x, PyObject *value, const char *name, Py_ssize_t i) {
     if (!PyArray_Check(value) || !PyArray_ISWRITEABLE((PyArrayObject *)value)) {
         return sa_error(PyExc_TypeError, "%s[%zd] must be a writable array", name, i);
     }
-    PyArrayObject *same = sa_as_array(sa_state_of(module), value, name, SA_FLOATS, &x->array.dtype);
+    PyArrayObject *same = sa_as_array(value, name, SA_FLOATS, &x->array.dtype);
     if (same == NULL) {
         return -1;
     }
@@ -105,19 +106,21 @@ static sa_status compute(void *call, char *scratch, char *shared) {
     return SA_OK;
 }
 
-/* A parameter of another layout or of 16 bits is updated in a copy, which is then written to the parameter, the target. */
-static int read_target(PyObject *module, sa_elements *target, Py_ssize_t i, PyObject *const *lists) {
+/* A parameter of another layout or of 16 bits is updated in a copy, which is then written to the parameter,
+ * the target. */
+static int read_target(sa_elements *target, Py_ssize_t i, PyObject *const *lists) {
     PyObject *parameter = PyTuple_GET_ITEM(lists[PARAMETERS], i);
     PyObject *value = i < PyTuple_GET_SIZE(lists[TARGETS]) ? PyTuple_GET_ITEM(lists[TARGETS], i) : Py_None;
     target->ndim = -1;
     if (value == Py_None) {
         return 0;
     }
-    if (read_elements(module, target, value, "targets", i) < 0) {
+    if (read_elements(target, value, "targets", i) < 0) {
         return -1;
     }
     const bool f64 = PyArray_TYPE((PyArrayObject *)parameter) == NPY_DOUBLE;
-    return PyArray_SAMESHAPE((PyArrayObject *)value, (PyArrayObject *)parameter) && f64 == (target->array.dtype == SA_F64)
+    return PyArray_SAMESHAPE((PyArrayObject *)value, (PyArrayObject *)parameter) &&
+                   f64 == (target->array.dtype == SA_F64)
                ? 0
                : sa_error(PyExc_TypeError, "targets[%zd] must have the shape of the parameter, and its precision", i);
 }
@@ -141,7 +144,7 @@ static PyObject *run_of_tuples(PyObject *module, sa_update *u, PyObject *const *
     }
     npy_intp elements = 0;
     for (Py_ssize_t i = 0; i < count; ++i) {
-        if (read_array(&arrays[i], i, lists) < 0 || (c.targets && read_target(module, &c.targets[i], i, lists) < 0)) {
+        if (read_array(&arrays[i], i, lists) < 0 || (c.targets && read_target(&c.targets[i], i, lists) < 0)) {
             goto done;
         }
         elements += arrays[i].n;
@@ -179,28 +182,45 @@ done:
     return result;
 }
 
-static PyObject *sgd_step(PyObject *module, PyObject *args) {
-    PyObject *lists[LISTS] = {[SQUARES] = Py_None, [TARGETS] = Py_None};
-    sa_update u = {.kind = SA_SGD};
-    int nesterov;
-    if (!PyArg_ParseTuple(args, "OOOOddddp|O:_sgd_step", &lists[PARAMETERS], &lists[GRADIENTS], &lists[MEANS], &lists[STEPS],
-                          &u.lr, &u.momentum, &u.dampening, &u.weight_decay, &nesterov, &lists[TARGETS])) {
-        return NULL;
-    }
-    u.nesterov = nesterov != 0;
-    return run(module, &u, lists);
+/* Python code of a number runs before arrays are read. */
+static int read_real(void *call, PyObject *value, const sa_field *field, void *to) {
+    return sa_read_real(call, value, field->name, to);
 }
 
-static PyObject *adam_step(PyObject *module, PyObject *args) {
-    PyObject *lists[LISTS] = {[TARGETS] = Py_None};
-    sa_update u = {.kind = SA_ADAM};
-    int decoupled;
-    if (!PyArg_ParseTuple(args, "OOO!O!Odddddp|O:_adam_step", &lists[PARAMETERS], &lists[GRADIENTS], &PyList_Type,
-                          &lists[MEANS], &PyList_Type, &lists[SQUARES], &lists[STEPS], &u.lr, &u.beta1, &u.beta2, &u.eps,
-                          &u.weight_decay, &decoupled, &lists[TARGETS])) {
+static int read_flag(void *call, PyObject *value, const sa_field *field, void *to) {
+    return sa_read_flag(call, value, field->name, to);
+}
+
+_Static_assert(SA_SGD == 0 && SA_ADAM == 1, "the names of optimisers are in this order");
+
+#define REAL(field) {#field, read_real, offsetof(sa_update, field), NULL}
+#define FLAG(field) {#field, read_flag, offsetof(sa_update, field), NULL}
+static const sa_field update_fields[] = {
+    {"kind", sa_field_choice, offsetof(sa_update, kind), "sgd adam"},
+    REAL(lr),
+    REAL(weight_decay),
+    REAL(momentum),
+    REAL(dampening),
+    FLAG(nesterov),
+    REAL(beta1),
+    REAL(beta2),
+    REAL(eps),
+    FLAG(decoupled),
+};
+const sa_record sa_update_record = SA_RECORD("Update", update_fields);
+
+/* Adam needs both moments. */
+static PyObject *update(PyObject *module, PyObject *args) {
+    PyObject *settings, *lists[LISTS] = {[TARGETS] = Py_None};
+    sa_update u;
+    if (!PyArg_UnpackTuple(args, "_update", 6, 7, &settings, &lists[PARAMETERS], &lists[GRADIENTS], &lists[MEANS],
+                           &lists[SQUARES], &lists[STEPS], &lists[TARGETS]) ||
+        sa_record_read(sa_state_of(module), SA_UPDATE_RECORD, settings, "an update", NULL, &u) < 0) {
         return NULL;
     }
-    u.decoupled = decoupled != 0;
+    if (u.kind == SA_ADAM && (lists[MEANS] == Py_None || lists[SQUARES] == Py_None)) {
+        return PyErr_Format(PyExc_TypeError, "adam needs lists of means and of squares");
+    }
     return run(module, &u, lists);
 }
 
@@ -242,7 +262,7 @@ static PyObject *scale(PyObject *module, PyObject *args) {
             goto done;
         }
         c.factors[i] = PyFloat_AsDouble(factor);
-        if (read_elements(module, &c.arrays[i], PyTuple_GET_ITEM(values, i), "arrays", i) < 0) {
+        if (read_elements(&c.arrays[i], PyTuple_GET_ITEM(values, i), "arrays", i) < 0) {
             goto done;
         }
         elements += PyArray_SIZE((PyArrayObject *)PyTuple_GET_ITEM(values, i));
@@ -281,9 +301,8 @@ static PyObject *are_plain(PyObject *module, PyObject *args) {
 
 PyMethodDef sa_update_methods[] = {
     {"_are_plain", are_plain, METH_VARARGS, "True if a step takes these parameters and gradients as they are."},
-    {"_sgd_step", sgd_step, METH_VARARGS, "One step of SGD over all parameters; optim.SGD calls it."},
+    {"_update", update, METH_VARARGS, "One step of an optimiser over all parameters; selfattn.optim calls it."},
     {"_scale", scale, METH_VARARGS,
      "Multiply all arrays in place, each by its factor, or none; optim.clip_grad_norm_ calls it."},
-    {"_adam_step", adam_step, METH_VARARGS, "One step of Adam or AdamW over all parameters; optim.Adam calls it."},
     {NULL, NULL, 0, NULL},
 };

@@ -15,39 +15,40 @@ static double sigmoid(double x) {
     return (x < 0 ? e : 1) / (1 + e);
 }
 
-/* For rows of each type: a dot product, in four independent sums; the products main·similar and main·other of triplet i; and
+/* For rows of each type: a dot product, in four independent sums;
+ * the products main·similar and main·other of triplet i; and
  *
  *     dmain = dnear·similar + dfar·other,  dsimilar = dnear·main,  dother = dfar·main */
-#define FUNCTIONS_OF(type)                                                                                                     \
-    static double dot_product_of_##type(const type *a, const type *b, npy_intp n) {                                            \
-        double sum[4] = {0};                                                                                                   \
-        npy_intp i = 0;                                                                                                        \
-        for (; i + 4 <= n; i += 4) {                                                                                           \
-            for (int k = 0; k < 4; ++k) {                                                                                      \
-                sum[k] += (double)a[i + k] * (double)b[i + k];                                                                 \
-            }                                                                                                                  \
-        }                                                                                                                      \
-        for (; i < n; ++i) {                                                                                                   \
-            sum[0] += (double)a[i] * (double)b[i];                                                                             \
-        }                                                                                                                      \
-        return (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                                          \
-    }                                                                                                                          \
-    static void products_of_##type(const void *y, npy_intp n, npy_intp d, npy_intp i, double product[2]) {                     \
-        const type *main = (const type *)y + i * d;                                                                            \
-        product[0] = dot_product_of_##type(main, main + n * d, d);                                                             \
-        product[1] = dot_product_of_##type(main, main + 2 * n * d, d);                                                         \
-    }                                                                                                                          \
-    static void gradients_of_##type(const void *y, const void *products, npy_intp n, npy_intp d, void *dy) {                   \
-        for (npy_intp i = 0; i < n; ++i) {                                                                                     \
-            const type near = ((const type *)products)[i], far = ((const type *)products)[n + i];                              \
-            const type *main = (const type *)y + i * d, *similar = main + n * d, *other = similar + n * d;                     \
-            type *dmain = (type *)dy + i * d, *dsimilar = dmain + n * d, *dother = dsimilar + n * d;                           \
-            for (npy_intp k = 0; k < d; ++k) {                                                                                 \
-                dmain[k] = near * similar[k] + far * other[k];                                                                 \
-                dsimilar[k] = near * main[k];                                                                                  \
-                dother[k] = far * main[k];                                                                                     \
-            }                                                                                                                  \
-        }                                                                                                                      \
+#define FUNCTIONS_OF(type)                                                                                             \
+    static double dot_product_of_##type(const type *a, const type *b, npy_intp n) {                                    \
+        double sum[4] = {0};                                                                                           \
+        npy_intp i = 0;                                                                                                \
+        for (; i + 4 <= n; i += 4) {                                                                                   \
+            for (int k = 0; k < 4; ++k) {                                                                              \
+                sum[k] += (double)a[i + k] * (double)b[i + k];                                                         \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (; i < n; ++i) {                                                                                           \
+            sum[0] += (double)a[i] * (double)b[i];                                                                     \
+        }                                                                                                              \
+        return (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                                  \
+    }                                                                                                                  \
+    static void products_of_##type(const void *y, npy_intp n, npy_intp d, npy_intp i, double product[2]) {             \
+        const type *main = (const type *)y + i * d;                                                                    \
+        product[0] = dot_product_of_##type(main, main + n * d, d);                                                     \
+        product[1] = dot_product_of_##type(main, main + 2 * n * d, d);                                                 \
+    }                                                                                                                  \
+    static void gradients_of_##type(const void *y, const void *products, npy_intp n, npy_intp d, void *dy) {           \
+        for (npy_intp i = 0; i < n; ++i) {                                                                             \
+            const type near = ((const type *)products)[i], far = ((const type *)products)[n + i];                      \
+            const type *main = (const type *)y + i * d, *similar = main + n * d, *other = similar + n * d;             \
+            type *dmain = (type *)dy + i * d, *dsimilar = dmain + n * d, *dother = dsimilar + n * d;                   \
+            for (npy_intp k = 0; k < d; ++k) {                                                                         \
+                dmain[k] = near * similar[k] + far * other[k];                                                         \
+                dsimilar[k] = near * main[k];                                                                          \
+                dother[k] = far * main[k];                                                                             \
+            }                                                                                                          \
+        }                                                                                                              \
     }
 FUNCTIONS_OF(float)
 FUNCTIONS_OF(double)

@@ -1,5 +1,6 @@
-/* The row operations and their gradients: parameters, outputs, runs. Nothing is computed before everything is checked. There
- * are also two functions over whole arrays: rounding to 16 bits, for functional/_gradients.py, and the checksum of arrays. */
+/* The row operations and their gradients: parameters, outputs, runs. Nothing is computed before everything is checked.
+ * There are also two functions over whole arrays: rounding to 16 bits, for functional/_gradients.py, and the checksum
+ * of arrays. */
 #include "python/binding.h"
 
 #include <float.h>
@@ -8,7 +9,6 @@
 #include "python/run.h"
 
 typedef struct {
-    const sa_state *state;
     PyArrayObject *array[SA_ROW_ARRAYS]; /* owned; one is the output */
     PyArrayObject *dweight, *dbias;      /* owned */
     sa_dtype result;
@@ -17,8 +17,7 @@ typedef struct {
     sa_row_plan plan;
 } row_call;
 
-static void start(row_call *k, PyObject *module, int kind) {
-    k->state = sa_state_of(module);
+static void start(row_call *k, int kind) {
     k->c.kind = (sa_row_kind)kind;
     k->c.eps = 0;
     k->c.dweight.data = k->c.dbias.data = NULL;
@@ -38,12 +37,12 @@ static void release(row_call *k) {
     Py_XDECREF((PyObject *)k->dbias);
 }
 
-/* ---- arrays --------------------------------------------------------------------------------------------------------- */
+/* ---- arrays ------------------------------------------------------------------------------------------------------ */
 
 /* Takes an array; x comes first. The arrays' dtypes determine the result's. */
 static int take(row_call *k, sa_strided *s, PyObject *value, const char *name) {
     const int which = (int)(s - k->c.array);
-    PyArrayObject *array = sa_as_array(k->state, value, name, SA_NUMBERS, &s->dtype);
+    PyArrayObject *array = sa_as_array(value, name, SA_NUMBERS, &s->dtype);
     if (array == NULL) {
         return -1;
     }
@@ -90,20 +89,21 @@ static int read_dy(void *call, PyObject *value, const char *name, void *to) {
     k->result = result; /* the dtype of this array does not count */
     PyArrayObject *dy = k->array[SA_ROW_DY];
     if (PyArray_NDIM(dy) != k->c.ndim || !PyArray_CompareLists(PyArray_SHAPE(dy), k->c.shape, k->c.ndim)) {
-        return sa_error(PyExc_ValueError, "dy has shape %s; the result that it is the gradient of has %s", sa_shape_of(dy),
-                        sa_shape_of(k->array[SA_ROW_X]));
+        return sa_error(PyExc_ValueError, "dy has shape %s; the result that it is the gradient of has %s",
+                        sa_shape_of(dy), sa_shape_of(k->array[SA_ROW_X]));
     }
     set_strides(k, SA_ROW_DY, false);
     return 0;
 }
 
-/* ---- options -------------------------------------------------------------------------------------------------------- */
+/* ---- options ----------------------------------------------------------------------------------------------------- */
 
 static int read_axis(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     PyObject *number = sa_as_index(value);
     if (number == NULL) {
-        return PyErr_Occurred() ? -1 : sa_error(PyExc_TypeError, "%s must be an int, got %s", name, sa_type_name(value));
+        return PyErr_Occurred() ? -1
+                                : sa_error(PyExc_TypeError, "%s must be an int, got %s", name, sa_type_name(value));
     }
     const Py_ssize_t axis = PyNumber_AsSsize_t(number, NULL); /* clipped to the range of Py_ssize_t */
     const int most = k->c.ndim > 0 ? k->c.ndim : 1;
@@ -113,8 +113,11 @@ static int read_axis(void *call, PyObject *value, const char *name, void *to) {
         *first = (int)(axis < 0 ? axis + most : axis);
         k->c.last = k->c.ndim > 0 ? *first + 1 : 0;
     } else {
-        sa_error(k->state->imported[SA_AXIS_ERROR], "axis %R is out of bounds for x of shape %s", number,
-                 sa_shape_of(k->array[SA_ROW_X]));
+        PyObject *error = sa_imported("numpy.exceptions", "AxisError");
+        if (error != NULL) {
+            sa_error(error, "axis %R is out of bounds for x of shape %s", number, sa_shape_of(k->array[SA_ROW_X]));
+            Py_DECREF(error);
+        }
     }
     Py_DECREF(number);
     return fits ? 0 : -1;
@@ -183,7 +186,8 @@ static int read_table(void *call, PyObject *value, const char *name, void *to) {
     const int which = (int)((sa_strided *)to - k->c.array);
     const int ndim = k->c.ndim;
     if (ndim < 2 || k->c.shape[ndim - 1] % 2 != 0) {
-        return sa_error(PyExc_ValueError, "x has shape %s, not (..., L, D) with an even D", sa_shape_of(k->array[SA_ROW_X]));
+        return sa_error(PyExc_ValueError, "x has shape %s, not (..., L, D) with an even D",
+                        sa_shape_of(k->array[SA_ROW_X]));
     }
     if (take(k, to, value, name) < 0) {
         return -1;
@@ -208,8 +212,8 @@ static int read_table(void *call, PyObject *value, const char *name, void *to) {
                         name, sa_shape_of(table), sa_shape_text(ndim - 1, half));
     }
     if (!fits) {
-        return sa_error(PyExc_ValueError, "%s of shape %s does not broadcast to (..., L, D / 2) = %s", name, sa_shape_of(table),
-                        sa_shape_text(ndim, half));
+        return sa_error(PyExc_ValueError, "%s of shape %s does not broadcast to (..., L, D / 2) = %s", name,
+                        sa_shape_of(table), sa_shape_text(ndim, half));
     }
     set_strides(k, which, gap);
     return 0;
@@ -222,7 +226,7 @@ static int read_interleaved(void *call, PyObject *value, const char *name, void 
     return interleaved < 0 ? -1 : 0;
 }
 
-/* ---- the table, where the number of a function is its kind --------------------------------------------------------------- */
+/* ---- the table, where the number of a function is its kind ------------------------------------------------------- */
 
 #define AT(field) offsetof(row_call, field)
 #define BIT(kind) ((uint32_t)1 << (kind))
@@ -251,11 +255,12 @@ static const sa_parameter parameters[] = {
     {NULL, NULL, 0, NULL, 0},
 };
 
-/* ---- outputs and the run -------------------------------------------------------------------------------------------- */
+/* ---- outputs and the run ----------------------------------------------------------------------------------------- */
 
 static sa_dtype floating(sa_dtype dtype) { return sa_is_integer(dtype) ? SA_F64 : dtype; }
 
-/* Makes the output. A gradient has x's dtype. */
+/* Makes the output. A gradient has x's dtype. Where each element is computed alone, the output has x's order of axes in
+ * memory, as NumPy's functions of elements have. */
 static int make_output(row_call *k) {
     sa_strided *out = &k->c.array[SA_ROW_OUT];
     PyArrayObject *like_bf16 = NULL;
@@ -264,7 +269,10 @@ static int make_output(row_call *k) {
     }
     out->dtype = k->c.kind >= SA_SOFTMAX_BACKWARD ? floating(k->c.array[SA_ROW_X].dtype) : k->result;
     out->swapped = false;
-    k->array[SA_ROW_OUT] = sa_new_array(k->c.ndim, PyArray_SHAPE(k->array[SA_ROW_X]), out->dtype, like_bf16, false);
+    PyArrayObject *x = k->array[SA_ROW_X];
+    k->array[SA_ROW_OUT] = SA_IS_ELEMENTWISE(k->c.kind)
+                               ? sa_new_array_like(x, out->dtype, like_bf16)
+                               : sa_new_array(k->c.ndim, PyArray_SHAPE(x), out->dtype, like_bf16, false);
     if (k->array[SA_ROW_OUT] == NULL) {
         return -1;
     }
@@ -312,8 +320,8 @@ static PyObject *row_function(PyObject *module, int kind, PyObject *const *args,
     PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
     uint32_t given;
     row_call k;
-    start(&k, module, kind);
-    const sa_family_state *family = &k.state->rows;
+    start(&k, kind);
+    const sa_family_state *family = &sa_state_of(module)->rows;
     if (sa_sort_arguments(family, kind, args, nargs, kwnames, values, &given) < 0 ||
         sa_read_arguments(family, &k, values, given) < 0) {
         goto done;
@@ -334,15 +342,15 @@ static PyObject *row_function(PyObject *module, int kind, PyObject *const *args,
         goto done;
     }
     PyObject *const out = (PyObject *)k.array[SA_ROW_OUT];
-    result = of_norm
-                 ? PyTuple_Pack(3, out, k.dweight ? (PyObject *)k.dweight : Py_None, k.dbias ? (PyObject *)k.dbias : Py_None)
-                 : Py_NewRef(out);
+    result = of_norm ? PyTuple_Pack(3, out, k.dweight ? (PyObject *)k.dweight : Py_None,
+                                    k.dbias ? (PyObject *)k.dbias : Py_None)
+                     : Py_NewRef(out);
 done:
     release(&k);
     return result;
 }
 
-/* ---- whole arrays --------------------------------------------------------------------------------------------------- */
+/* ---- whole arrays ------------------------------------------------------------------------------------------------ */
 
 typedef struct {
     PyArrayObject *from, *to;
@@ -365,7 +373,8 @@ static PyObject *narrow(PyObject *module, PyObject *args) {
     }
     if (!sa_is_plain((PyObject *)n.from, NPY_FLOAT32, -1) || !PyArray_ISCARRAY(n.to) || PyArray_ITEMSIZE(n.to) != 2 ||
         PyArray_SIZE(n.from) != PyArray_SIZE(n.to)) {
-        return PyErr_Format(PyExc_TypeError, "expected float32 and an array of 16 bits of as many elements, both contiguous");
+        return PyErr_Format(PyExc_TypeError,
+                            "expected float32 and an array of 16 bits of as many elements, both contiguous");
     }
     return sa_run_job(module, &(sa_job){.compute = compute_narrow, .call = &n}) < 0 ? NULL : Py_NewRef(Py_None);
 }
@@ -394,158 +403,24 @@ static PyObject *checksum(PyObject *module, PyObject *arrays) {
     return PyLong_FromUnsignedLongLong(h);
 }
 
-/* ---- the functions -------------------------------------------------------------------------------------------------- */
+/* ---- the functions ----------------------------------------------------------------------------------------------- */
 
-static const char doc_softmax[] =
-    "softmax($module, /, x, axis=-1)\n--\n\n"
-    "Turn numbers into positive ones with sum 1 along an axis: ``exp(x) / sum(exp(x))``.\n\n"
-    "Parameters\n----------\nx : array_like\n"
-    "    Floats of 16 to 64 bits, or integers, which count as float64; any strides, alignment and byte order.\n"
-    "axis : int, default -1\n\n"
-    "Returns\n-------\nout : ndarray, the shape of `x`\n"
-    "    New and C-contiguous, in the dtype of `x`; 16 bits are computed in float32.\n"
-    "    A slice that is -inf throughout gives NaN, 0/0; attention makes such rows zeros.\n\n"
-    "Raises\n------\nValueError\n"
-    "    ``numpy.exceptions.AxisError``: no such axis.\n"
-    "TypeError\n"
-    "    A boolean, complex, object or long double array, a masked array or a matrix.\n\n"
-    "See Also\n--------\nlog_softmax\n\n"
-    "References\n----------\n.. [1] J. S. Bridle, \"Probabilistic interpretation of feedforward "
-    "classification network outputs\",\n       1990.\n\n"
-    "Examples\n--------\n>>> import selfattn as sa\n"
-    ">>> sa.softmax([2, 4, 4]).round(5)\n"
-    "array([0.06338, 0.46831, 0.46831])\n";
+#define FUNCTIONS(F)                                                                                                   \
+    F(softmax, SA_SOFTMAX, 2)                                                                                          \
+    F(log_softmax, SA_LOG_SOFTMAX, 2)                                                                                  \
+    F(layer_norm, SA_LAYER_NORM, 5)                                                                                    \
+    F(rms_norm, SA_RMS_NORM, 4)                                                                                        \
+    F(gelu, SA_GELU, 2)                                                                                                \
+    F(apply_rotary_emb, SA_ROTARY, 4)                                                                                  \
+    F(_softmax_backward, SA_SOFTMAX_BACKWARD, 3)                                                                       \
+    F(_log_softmax_backward, SA_LOG_SOFTMAX_BACKWARD, 3)                                                               \
+    F(_layer_norm_backward, SA_LAYER_NORM_BACKWARD, 6)                                                                 \
+    F(_rms_norm_backward, SA_RMS_NORM_BACKWARD, 6)                                                                     \
+    F(_gelu_backward, SA_GELU_BACKWARD, 3)
 
-static const char doc_log_softmax[] =
-    "log_softmax($module, /, x, axis=-1)\n--\n\n"
-    "Take the log of `softmax`, ``x - log(sum(exp(x)))``, accurate where softmax itself underflows.\n\n"
-    "Parameters\n----------\nx : array_like\n"
-    "    Floats of 16 to 64 bits, or integers, which count as float64; any strides, alignment and byte order.\n"
-    "axis : int, default -1\n\n"
-    "Returns\n-------\nout : ndarray, the shape of `x`\n"
-    "    New and C-contiguous, in the dtype of `x`; 16 bits are computed in float32.\n"
-    "    A slice that is -inf throughout gives NaN.\n\n"
-    "Raises\n------\nValueError\n"
-    "    ``numpy.exceptions.AxisError``: no such axis.\n"
-    "TypeError\n"
-    "    A boolean, complex, object or long double array, a masked array or a matrix.\n\n"
-    "See Also\n--------\nsoftmax\n\n"
-    "Examples\n--------\n>>> import selfattn as sa\n"
-    ">>> sa.log_softmax([0.0, -1000.0])\n"
-    "array([    0., -1000.])\n";
-
-static const char doc_layer_norm[] =
-    "layer_norm($module, /, x, normalized_shape, weight=None, bias=None, eps=1e-05)\n--\n\n"
-    "Shift and scale to mean 0 and variance 1 over the last axes.\n\n"
-    "``(x - mean) / sqrt(variance + eps) * weight + bias``, the variance being the biased one.\n\n"
-    "Parameters\n----------\nx : array_like, shape (..., *normalized_shape)\n"
-    "    Floats of 16 to 64 bits, or integers, which count as float64; any strides, alignment and byte order.\n"
-    "normalized_shape : int or tuple of int\n"
-    "    The last axes of `x`, over which mean and variance are taken.\n"
-    "weight, bias : array_like, shape normalized_shape, optional\n"
-    "    1 and 0 by default.\n"
-    "eps : float, default 1e-5\n\n"
-    "Returns\n-------\nout : ndarray, the shape of `x`\n"
-    "    New and C-contiguous, in the dtype to which `x`, `weight` and `bias` promote.\n"
-    "    16-bit inputs are computed in float32.\n\n"
-    "Raises\n------\nValueError\n"
-    "    Shapes that do not fit `normalized_shape`.\n"
-    "TypeError\n"
-    "    A boolean, complex, object or long double array, a masked array or a matrix.\n\n"
-    "See Also\n--------\nrms_norm\n\n"
-    "References\n----------\n.. [1] J. L. Ba, J. R. Kiros and G. E. Hinton, \"Layer normalization\", 2016, "
-    "equations 3 and 4.\n\n"
-    "Examples\n--------\n>>> import selfattn as sa\n"
-    ">>> sa.layer_norm([[1.0, 2.0, 3.0]], 3).round(4)\n"
-    "array([[-1.2247,  0.    ,  1.2247]])\n";
-
-static const char doc_rms_norm[] =
-    "rms_norm($module, /, x, normalized_shape, weight=None, eps=None)\n--\n\n"
-    "Scale to mean square 1 over the last axes: ``x / sqrt(mean(x**2) + eps) * weight``.\n\n"
-    "Parameters\n----------\nx : array_like, shape (..., *normalized_shape)\n"
-    "    Floats of 16 to 64 bits, or integers, which count as float64; any strides, alignment and byte order.\n"
-    "normalized_shape : int or tuple of int\n"
-    "    The last axes of `x`, over which the mean is taken.\n"
-    "weight : array_like, shape normalized_shape, optional\n"
-    "    1 by default.\n"
-    "eps : float, optional\n"
-    "    By default the machine epsilon of float64 for float64, else of float32.\n\n"
-    "Returns\n-------\nout : ndarray, the shape of `x`\n"
-    "    New and C-contiguous, in the dtype to which `x` and `weight` promote.\n"
-    "    16-bit inputs are computed in float32.\n\n"
-    "Raises\n------\nValueError\n"
-    "    Shapes that do not fit `normalized_shape`.\n"
-    "TypeError\n"
-    "    A boolean, complex, object or long double array, a masked array or a matrix.\n\n"
-    "See Also\n--------\nlayer_norm\n\n"
-    "References\n----------\n.. [1] B. Zhang and R. Sennrich, \"Root mean square layer normalization\", "
-    "2019, equation 4.\n\n"
-    "Examples\n--------\n>>> import selfattn as sa\n"
-    ">>> sa.rms_norm([[3.0, 4.0]], 2).round(4)\n"
-    "array([[0.8485, 1.1314]])\n";
-
-static const char doc_gelu[] =
-    "gelu($module, /, x, approximate='none')\n--\n\n"
-    "Multiply x by Phi(x), the distribution function of the standard normal: a smooth ``max(x, 0)``.\n\n"
-    "Parameters\n----------\nx : array_like\n"
-    "    Floats of 16 to 64 bits, or integers, which count as float64; any strides, alignment and byte order.\n"
-    "approximate : {'none', 'tanh'}\n"
-    "    'tanh': ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``.\n\n"
-    "Returns\n-------\nout : ndarray, the shape of `x`\n"
-    "    New and C-contiguous, in the dtype of `x`; 16 bits are computed in float32.\n"
-    "    Both tails keep their relative accuracy.\n\n"
-    "Raises\n------\nValueError\n"
-    "    Another `approximate`.\n"
-    "TypeError\n"
-    "    A boolean, complex, object or long double array, a masked array or a matrix.\n\n"
-    "References\n----------\n.. [1] D. Hendrycks and K. Gimpel, \"Gaussian error linear units\", 2016, "
-    "section 2.\n\n"
-    "Examples\n--------\n>>> import selfattn as sa\n"
-    ">>> sa.gelu([-1.0, 0.0, 1.0]).round(4)\n"
-    "array([-0.1587,  0.    ,  0.8413])\n";
-
-static const char doc_rotary[] =
-    "apply_rotary_emb($module, /, x, cos, sin, interleaved=False)\n--\n\n"
-    "Rotate pairs of columns by angles that grow with the position, so that dot products depend on distances.\n\n"
-    "The pair (a, b) becomes ``(a * cos - b * sin, a * sin + b * cos)``.\n\n"
-    "Parameters\n----------\nx : array_like, shape (..., L, D), D even\n"
-    "    Queries or keys, heads last among the leading dims: (B, H, L, D) for instance.\n"
-    "    Floats of 16 to 64 bits, or integers, which count as float64; any strides, alignment and byte order.\n"
-    "cos, sin : array_like, shape (L, D / 2) or (..., L, D / 2)\n"
-    "    Tables of the angles. With one axis less than `x`, and three or more, they have no head axis,\n"
-    "    (B, L, D / 2), and are the same for every head. Else they broadcast to (..., L, D / 2).\n"
-    "interleaved : bool, default False\n"
-    "    Pairs are neighbouring columns (2 n, 2 n + 1); by default column n goes with column n + D / 2.\n\n"
-    "Returns\n-------\nout : ndarray, the shape of `x`\n"
-    "    New and C-contiguous, in the dtype to which `x`, `cos` and `sin` promote.\n"
-    "    16-bit inputs are computed in float32.\n\n"
-    "Raises\n------\nValueError\n"
-    "    An odd D, or tables that do not fit `x`.\n"
-    "TypeError\n"
-    "    A boolean, complex, object or long double array, a masked array or a matrix.\n\n"
-    "References\n----------\n.. [1] J. Su et al., \"RoFormer: enhanced transformer with rotary position "
-    "embedding\", 2021,\n       equation 34 (interleaved pairs).\n\n"
-    "Examples\n--------\nA quarter turn takes (1, 0) to (0, 1):\n\n"
-    ">>> import selfattn as sa\n"
-    ">>> sa.apply_rotary_emb([[1.0, 0.0]], cos=[[0.0]], sin=[[1.0]])\n"
-    "array([[0., 1.]])\n";
-
-#define FUNCTIONS(F)                                                                                                           \
-    F(softmax, SA_SOFTMAX, 2, doc_softmax)                                                                                     \
-    F(log_softmax, SA_LOG_SOFTMAX, 2, doc_log_softmax)                                                                         \
-    F(layer_norm, SA_LAYER_NORM, 5, doc_layer_norm)                                                                            \
-    F(rms_norm, SA_RMS_NORM, 4, doc_rms_norm)                                                                                  \
-    F(gelu, SA_GELU, 2, doc_gelu)                                                                                              \
-    F(apply_rotary_emb, SA_ROTARY, 4, doc_rotary)                                                                              \
-    F(_softmax_backward, SA_SOFTMAX_BACKWARD, 3, NULL)                                                                         \
-    F(_log_softmax_backward, SA_LOG_SOFTMAX_BACKWARD, 3, NULL)                                                                 \
-    F(_layer_norm_backward, SA_LAYER_NORM_BACKWARD, 6, NULL)                                                                   \
-    F(_rms_norm_backward, SA_RMS_NORM_BACKWARD, 6, NULL)                                                                       \
-    F(_gelu_backward, SA_GELU_BACKWARD, 3, NULL)
-
-#define ENTRY(name, kind, positional, doc) SA_FUNCTION(call_##name, row_function, kind)
-#define SIGNATURE(name, kind, positional, doc) [kind] = {#name, positional},
-#define METHOD(name, kind, positional, doc) SA_METHOD(#name, call_##name, doc),
+#define ENTRY(name, kind, positional) SA_FUNCTION(call_##name, row_function, kind)
+#define SIGNATURE(name, kind, positional) [kind] = {#name, positional},
+#define METHOD(name, kind, positional) SA_METHOD(#name, call_##name, NULL),
 
 FUNCTIONS(ENTRY)
 const sa_family sa_row_family = {parameters, {FUNCTIONS(SIGNATURE)}};

@@ -9,13 +9,13 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- memory: slots are exchanged atomically, for threads without a GIL ------------------------------------------------ */
+/* ---- memory: slots are exchanged atomically, for threads without a GIL ------------------------------------------- */
 
 /* Larger pieces are freed, as arithmetic in them takes far longer than allocating them. */
 #define SA_LARGEST_KEPT ((size_t)256 << 20)
 
-/* The first two slots keep pieces larger than SA_LARGE: a step of training needs one for what its forward pass keeps and one
- * for scratch. The other slots keep only smaller pieces, so at most 2·256 + 6·64 MB stay. */
+/* The first two slots keep pieces larger than SA_LARGE: a step of training needs one for what its forward pass keeps
+ * and one for scratch. The other slots keep only smaller pieces, so at most 2·256 + 6·64 MB stay. */
 #define SA_LARGE ((size_t)64 << 20)
 #define SA_LARGE_SLOTS 2
 
@@ -125,7 +125,7 @@ void sa_arena_keep(sa_state *state, bool keep) {
     }
 }
 
-/* ---- running -------------------------------------------------------------------------------------------------------- */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 /* Scratch of up to this many bytes is on the stack. */
 #define SA_STACK_SCRATCH 32768
@@ -145,8 +145,8 @@ static int64_t now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Python handles signals in the main thread alone. Other threads must not request the GIL while helpers work: when the program
- * ends, Python ends a thread that requests it, and with it the stack that its helpers use. */
+/* Python handles signals in the main thread alone. Other threads must not request the GIL while helpers work: when the
+ * program ends, Python ends a thread that requests it, and with it the stack that its helpers use. */
 static bool is_main_thread(void) {
 #if defined(__linux__)
     return syscall(SYS_gettid) == getpid();
@@ -182,21 +182,33 @@ static sa_status run_unlocked(const sa_job *job, char *scratch, char *shared) {
     return status;
 }
 
+static sa_status run_in(const sa_job *job, char *scratch, size_t bytes) {
+    return job->small ? job->compute(job->call, scratch, scratch + bytes) : run_unlocked(job, scratch, scratch + bytes);
+}
+
+__attribute__((noinline)) static sa_status run_on_stack(const sa_job *job, size_t bytes) {
+    _Alignas(64) char scratch[SA_STACK_SCRATCH];
+    return run_in(job, scratch, bytes);
+}
+
 int sa_run_job(PyObject *module, const sa_job *job) {
-    _Alignas(64) char on_stack[SA_STACK_SCRATCH];
     size_t bytes = 0;
     if (job->planned != SA_OK || __builtin_mul_overflow((size_t)job->threads, job->scratch_bytes, &bytes) ||
         bytes > PTRDIFF_MAX / 4 || job->shared_bytes > PTRDIFF_MAX / 4) {
         return sa_error(PyExc_ValueError, "the sizes of this call do not fit the address space");
     }
-    const bool fits = bytes + job->shared_bytes <= SA_STACK_SCRATCH;
-    char *scratch = fits ? on_stack : sa_arena_take(module, bytes + job->shared_bytes);
-    if (scratch == NULL) {
+    if (sa_check_stack(SA_STACK_OF_RUN) < 0) {
         return -1;
     }
-    const sa_status status =
-        job->small ? job->compute(job->call, scratch, scratch + bytes) : run_unlocked(job, scratch, scratch + bytes);
-    if (!fits) {
+    sa_status status;
+    if (bytes + job->shared_bytes <= SA_STACK_SCRATCH && sa_stack_left() >= SA_STACK_OF_RUN + SA_STACK_SCRATCH) {
+        status = run_on_stack(job, bytes);
+    } else {
+        char *scratch = sa_arena_take(module, bytes + job->shared_bytes);
+        if (scratch == NULL) {
+            return -1;
+        }
+        status = run_in(job, scratch, bytes);
         sa_arena_give(scratch);
     }
     return status == SA_OK ? 0 : -1; /* cancelled: a signal handler raised an exception */

@@ -11,7 +11,7 @@ typedef struct {
     sa_status planned; /* the other fields are valid only if this is SA_OK */
     int threads;
     size_t scratch_bytes;                                          /* scratch of each thread */
-    size_t shared_bytes;                                           /* bytes after the scratch of all threads */
+    size_t shared_bytes;                                           /* bytes in one piece with all scratch */
     bool small;                                                    /* too little work to release the GIL */
     sa_watch **watch;                                              /* for Ctrl-C; NULL: the job cannot be stopped */
     sa_status (*compute)(void *call, char *scratch, char *shared); /* scratch and shared are 64-byte aligned */
@@ -21,8 +21,8 @@ typedef struct {
 /* Fails before it computes, or because a signal handler raised an exception. */
 int sa_run_job(PyObject *module, const sa_job *job);
 
-/* Returns a piece of memory, 64-byte aligned, which holds a reference to the module. Calls reuse pieces, since fresh pages take
- * time (docs/decisions/0003-fused-training.md). */
+/* Returns a piece of memory, 64-byte aligned, which holds a reference to the module. Calls reuse pieces, since fresh
+ * pages take time (docs/decisions/0003-fused-training.md). */
 void *sa_arena_take(PyObject *module, size_t bytes);
 
 /* Accepts NULL. Needs the GIL. */

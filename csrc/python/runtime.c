@@ -70,6 +70,27 @@ static PyObject *set_num_threads(PyObject *module, PyObject *number) {
     Py_RETURN_NONE;
 }
 
+static PyObject *limit_threads(PyObject *module, PyObject *number) {
+    (void)module;
+    const long n = PyLong_AsLong(number);
+    if (n == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    sa_limit_num_threads(n < 1 ? 1 : n < SA_MOST_THREADS ? (int)n : SA_MOST_THREADS);
+    Py_RETURN_NONE;
+}
+
+static PyObject *seed_from_rng(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *rng;
+    int draws;
+    uint64_t seed;
+    if (!PyArg_ParseTuple(args, "Op:_seed_from_rng", &rng, &draws)) {
+        return NULL;
+    }
+    return sa_seed_from_rng(rng, draws, &seed) < 0 ? NULL : PyLong_FromUnsignedLongLong(seed);
+}
+
 static PyObject *keep_arena(PyObject *module, PyObject *keep) {
     sa_arena_keep(sa_state_of(module), keep == Py_True);
     Py_RETURN_NONE;
@@ -116,7 +137,8 @@ static PyObject *read_bandwidth(PyObject *module, PyObject *args) {
         return NULL;
     }
     if (bytes < 1 || threads < 1 || threads > SA_MOST_THREADS || milliseconds < 1) {
-        return PyErr_Format(PyExc_ValueError, "_read_bandwidth takes bytes >= 1, threads from 1 to 1024 and milliseconds >= 1");
+        return PyErr_Format(PyExc_ValueError,
+                            "_read_bandwidth takes bytes >= 1, threads from 1 to 1024 and milliseconds >= 1");
     }
     char *data = sa_arena_take(module, (size_t)bytes);
     if (data == NULL) {
@@ -142,8 +164,9 @@ PyMethodDef sa_runtime_methods[] = {
      "get_num_threads($module, /)\n--\n\n"
      "How many threads a call may use that does not say so itself.\n\n"
      "The number given to `set_num_threads`; without one OpenMP's for the calling thread, which is\n"
-     "``OMP_NUM_THREADS`` at import, without that the CPUs that the process may use. If OpenMP's was\n"
-     "lowered since, as by threadpoolctl, no more than that. Results do not depend on it.\n\n"
+     "``OMP_NUM_THREADS`` at import, without that the CPUs that the process may use, by affinity and by\n"
+     "the quota of its control group, rounded up. If OpenMP's was lowered since, as by threadpoolctl,\n"
+     "no more than that. Results do not depend on it.\n\n"
      "Returns\n-------\nint\n\n"
      "Examples\n--------\n>>> import selfattn as sa\n>>> sa.get_num_threads() >= 1\nTrue\n"},
     {"set_num_threads", set_num_threads, METH_O,
@@ -153,13 +176,17 @@ PyMethodDef sa_runtime_methods[] = {
      "Parameters\n----------\nn : int or None\n    1 to 1024; None goes back to the number at import.\n\n"
      "Examples\n--------\n>>> import selfattn as sa\n>>> sa.set_num_threads(1)\n>>> sa.get_num_threads()\n1\n"
      ">>> sa.set_num_threads(None)\n"},
-    {"available_isas", available_isas, METH_NOARGS, "The instruction sets that this build and this CPU can run, best first."},
+    {"available_isas", available_isas, METH_NOARGS,
+     "The instruction sets that this build and this CPU can run, best first."},
     {"build_info", build_info, METH_NOARGS, "What the extension was built with."},
+    {"_limit_threads", limit_threads, METH_O, "Set the most threads that calls use by default: the CPUs of a quota."},
     {"_set_isa", set_isa, METH_O, "Choose the kernels, for tests. Not to be called while another thread computes."},
+    {"_seed_from_rng", seed_from_rng, METH_VARARGS, "The seed of dropout, for the layers and the reference."},
     {"_keep_arena", keep_arena, METH_O,
      "Whether calls keep the memory they worked in for the next (True, as at first), for tests that watch memory."},
     {"_fma_peak", fma_peak, METH_VARARGS,
      "Multiply-adds out of registers, of int8 and bfloat16 out of L1: operations/s of (dtype, threads, milliseconds)."},
-    {"_read_bandwidth", read_bandwidth, METH_VARARGS, "A loop that only reads: bytes/s of (bytes, threads, milliseconds)."},
+    {"_read_bandwidth", read_bandwidth, METH_VARARGS,
+     "A loop that only reads: bytes/s of (bytes, threads, milliseconds)."},
     {NULL, NULL, 0, NULL},
 };

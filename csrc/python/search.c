@@ -1,7 +1,7 @@
 /* Search: the vectors that have the largest dot products with each query. */
-#include "drivers/search.h"
-
 #include "python/run.h"
+
+#include "drivers/search.h"
 #include "runtime/team.h"
 
 static sa_status compute(void *call, char *scratch, char *shared) {
@@ -29,7 +29,8 @@ static int read_search(sa_search *s, PyObject *queries, PyObject *vectors, PyObj
         return -1;
     }
     const bool bytes = PyArray_TYPE((PyArrayObject *)vectors) == NPY_BYTE;
-    const npy_intp n = s->n = sa_dim(vectors, 0), shape[2] = {s->queries = sa_dim(queries, 0), s->d = sa_dim(vectors, 1)};
+    const npy_intp n = s->n = sa_dim(vectors, 0),
+                   shape[2] = {s->queries = sa_dim(queries, 0), s->d = sa_dim(vectors, 1)};
     if (bytes != (scales != Py_None)) {
         return sa_error(PyExc_TypeError, bytes ? "vectors of int8 need scales" : "vectors of float32 have no scales");
     }
@@ -58,7 +59,8 @@ static PyObject *search(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"", "", "", "scales", "keep", NULL};
     PyObject *queries, *vectors, *scales = Py_None, *keep = Py_None, *result = NULL;
     sa_search s = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOn|$OO:_search", names, &queries, &vectors, &s.k, &scales, &keep) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOn|$OO:_search", names, &queries, &vectors, &s.k, &scales,
+                                     &keep) ||
         read_search(&s, queries, vectors, scales, keep) < 0) {
         return NULL;
     }
@@ -68,8 +70,10 @@ static PyObject *search(PyObject *module, PyObject *args, PyObject *kwargs) {
         const double work = (double)s.queries * (double)s.n * (double)(s.d + 1);
         s.scores = sa_data(scores);
         s.positions = sa_data(positions);
-        s.threads = sa_threads_for(work, 1e6, 2 * (double)s.n / (double)s.k, sa_get_num_threads()); /* bounds their hits */
-        const sa_job job = {SA_OK, s.threads, sa_search_scratch(&s), 0, work < SA_SMALL_ELEMENTS, &s.watch, compute, &s};
+        /* The limit of tasks bounds the threads' hits. */
+        s.threads = sa_threads_for(work, 1e6, 2 * (double)s.n / (double)s.k, sa_get_num_threads());
+        const sa_job job = {SA_OK,   s.threads, sa_search_scratch(&s), 0, work < SA_SMALL_ELEMENTS, &s.watch,
+                            compute, &s};
         result = s.queries > 0 && s.k > 0 && sa_run_job(module, &job) < 0 ? NULL : PyTuple_Pack(2, scores, positions);
     }
     Py_XDECREF(scores);
@@ -80,11 +84,16 @@ static PyObject *search(PyObject *module, PyObject *args, PyObject *kwargs) {
 PyMethodDef sa_search_methods[] = {
     {"_search", (PyCFunction)(void (*)(void))search, METH_VARARGS | METH_KEYWORDS,
      "_search(queries, vectors, k, /, *, scales=None, keep=None)\n--\n\n"
-     "The k vectors with the largest dot products with each query: scores, which descend, and positions (queries, k).\n\n"
-     "queries (queries, d) are float32; vectors (n, d) too, or int8 with scales (n,): then a query is rounded to int8 with\n"
-     "scale max|query| / 127, and a score is the exact sum as float32 times the product of both scales. keep (n,) closes\n"
-     "vectors. k is at most the number of open ones. Equal scores are in the order of positions, NaN last; of int8 all\n"
-     "scores of a query that is not finite are NaN. Results depend neither on threads nor on other queries. For Euclidean\n"
+     "The k vectors with the largest dot products with each query: scores, which descend, and positions "
+     "(queries, k).\n\n"
+     "queries (queries, d) are float32; vectors (n, d) too, or int8 with scales (n,): "
+     "then a query is rounded to int8 with\n"
+     "scale max|query| / 127, and a score is the exact sum as float32 times the product of both scales. "
+     "keep (n,) closes\n"
+     "vectors. k is at most the number of open ones. Equal scores are in the order of positions, NaN last; "
+     "of int8 all\n"
+     "scores of a query that is not finite are NaN. Results depend neither on threads nor on other queries. "
+     "For Euclidean\n"
      "distance give vectors one more column, -|x|**2 / 2, and queries a 1; Manhattan distance is no product."},
     {NULL, NULL, 0, NULL},
 };

@@ -9,7 +9,7 @@ static const char capsule_name[] = "selfattn._transformer_saved";
 
 static void release_capsule(PyObject *capsule) { sa_transformer_release(PyCapsule_GetPointer(capsule, capsule_name)); }
 
-/* ---- ids ----------------------------------------------------------------------------------------------------------------- */
+/* ---- ids --------------------------------------------------------------------------------------------------------- */
 
 /* True if all n elements are ids, and no other thread has made the list shorter. The caller holds the list's lock. */
 static bool copy_locked(PyObject *list, npy_intp n, Py_ssize_t vocabulary, int64_t *to) {
@@ -87,7 +87,7 @@ done:
     return result;
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------------------- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* Counts multiply-adds as if all sequences were as long as the longest. */
 static double work_of(const sa_transformer *e) {
@@ -100,7 +100,8 @@ static double work_of(const sa_transformer *e) {
     return (double)e->tokens * each;
 }
 
-static int run(sa_transformer_call *c, PyObject *module, sa_status planned, sa_status (*compute)(void *, char *, char *)) {
+static int run(sa_transformer_call *c, PyObject *module, sa_status planned,
+               sa_status (*compute)(void *, char *, char *)) {
     c->e.watch = NULL;
     const int done = sa_run_job(module, &(sa_job){.planned = planned,
                                                   .threads = c->plan.threads,
@@ -123,7 +124,9 @@ static sa_status forward(void *call, char *scratch, char *shared) {
     return status_of(c);
 }
 
-static npy_intp output_rows(const sa_transformer_call *c) { return c->e.pooling == SA_EACH_ROW ? c->e.tokens : c->e.sequences; }
+static npy_intp output_rows(const sa_transformer_call *c) {
+    return c->e.pooling == SA_EACH_ROW ? c->e.tokens : c->e.sequences;
+}
 
 static PyObject *run_forward(sa_transformer_call *c, PyObject *module, bool keep) {
     const npy_intp shape[2] = {output_rows(c), c->e.d};
@@ -152,9 +155,9 @@ static int check_whole(const sa_transformer_call *c) {
 }
 
 static PyObject *transformer_forward(PyObject *module, PyObject *args) {
-    PyObject *inputs, *starts, *model, *cache = Py_None, *out = NULL, *result = NULL;
+    PyObject *model, *inputs, *starts, *call, *cache = Py_None, *out = NULL, *result = NULL;
     int keep, prompt = 0;
-    if (!PyArg_ParseTuple(args, "OOO!p|Op:_transformer_forward", &inputs, &starts, &PyTuple_Type, &model, &keep, &cache,
+    if (!PyArg_ParseTuple(args, "OOOOp|Op:_transformer_forward", &model, &inputs, &starts, &call, &keep, &cache,
                           &prompt)) {
         return NULL;
     }
@@ -166,7 +169,7 @@ static PyObject *transformer_forward(PyObject *module, PyObject *args) {
         return PyErr_NoMemory();
     }
     c->e.cache.prompt = prompt;
-    if (sa_transformer_read(c, module, model, inputs, starts, cache) == 0 && (!keep || check_whole(c) == 0)) {
+    if (sa_transformer_read(c, module, model, call, inputs, starts, cache) == 0 && (!keep || check_whole(c) == 0)) {
         out = run_forward(c, module, keep);
     }
     PyObject *capsule = out && keep ? PyCapsule_New(c, capsule_name, release_capsule) : NULL;
@@ -182,45 +185,23 @@ static PyObject *transformer_forward(PyObject *module, PyObject *args) {
     return result;
 }
 
-/* ---- backward ------------------------------------------------------------------------------------------------------------ */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 static void release_gradients(PyObject *capsule) { sa_arena_give(PyCapsule_GetPointer(capsule, NULL)); }
 
-/* True if array i has a gradient. */
-static bool is_parameter(const sa_transformer_call *c, Py_ssize_t i) {
-    const bool of_layer = i >= FIRST_OF_LAYERS && i < c->arrays - 2;
-    return c->array[i] != NULL && i != ALWAYS && i != POSITIONS && i != MASK && i != KEY_BIAS &&
-           !(of_layer && (i - FIRST_OF_LAYERS) % LAYER_ARRAYS >= COSINES);
+static size_t gradient_bytes(const sa_trained *parameter) {
+    return ((size_t)PyArray_NBYTES(parameter->array) + 63) / 64 * 64;
 }
 
-static size_t gradient_bytes(const sa_transformer_call *c, Py_ssize_t i) {
-    return ((size_t)PyArray_NBYTES(c->array[i]) + 63) / 64 * 64;
-}
-
-/* Makes the core write the gradient of array i to `data`. */
-static void point_to(sa_transformer_call *c, sa_layer_gradients *of_layer, Py_ssize_t i, char *data) {
-    if (i == TABLE) {
-        c->g.table = data;
-    } else if (i < FIRST_OF_LAYERS) {
-        c->g.first_norm[i - FIRST_NORM] = data;
-    } else if (i >= c->arrays - 2) {
-        c->g.final_norm[i - (c->arrays - 2)] = data;
-    } else {
-        sa_layer_gradients *g = &of_layer[(i - FIRST_OF_LAYERS) / LAYER_ARRAYS];
-        const Py_ssize_t in_layer = (i - FIRST_OF_LAYERS) % LAYER_ARRAYS;
-        *(in_layer % 2 == 0 ? &g->weight[in_layer / 2] : &g->bias[in_layer / 2]) = data;
-    }
-}
-
-/* If query's array also has key and value, so does its gradient. */
+/* If query's array also has key and value, which have no arrays of their own, so does its gradient. */
 static void point_into_query(const sa_transformer_call *c, sa_layer_gradients *of_layer) {
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(c->e.f64);
     for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
         const sa_layer *l = &c->layer[i];
         sa_layer_gradients *g = &of_layer[i];
-        for (int which = SA_KEY; which <= SA_VALUE && c->array[FIRST_OF_LAYERS + i * LAYER_ARRAYS + 2 * SA_KEY] == NULL;
-             ++which) {
-            const ptrdiff_t row = l->heads * l->width + (which == SA_VALUE ? l->key_heads * l->width : 0);
+        const bool together = g->weight[SA_KEY] == NULL;
+        for (int which = SA_KEY; together && which <= SA_VALUE; ++which) {
+            const ptrdiff_t row = (l->heads + (which == SA_VALUE ? l->key_heads : 0)) * l->width;
             g->weight[which] = (char *)g->weight[SA_QUERY] + row * c->e.d * size;
             g->bias[which] = g->bias[SA_QUERY] == NULL ? NULL : (char *)g->bias[SA_QUERY] + row * size;
         }
@@ -230,10 +211,8 @@ static void point_into_query(const sa_transformer_call *c, sa_layer_gradients *o
 /* Makes the gradients in one piece of memory. A capsule owns it, and is their base. */
 static PyObject *make_gradients(sa_transformer_call *c, PyObject *module, sa_layer_gradients *of_layer) {
     size_t bytes = 0;
-    Py_ssize_t count = 0;
-    for (Py_ssize_t i = 0; i < c->arrays; ++i) {
-        bytes += is_parameter(c, i) ? gradient_bytes(c, i) : 0;
-        count += is_parameter(c, i);
+    for (Py_ssize_t i = 0; i < c->parameter_count; ++i) {
+        bytes += gradient_bytes(&c->parameters[i]);
     }
     char *data = sa_arena_take(module, bytes);
     PyObject *capsule = data == NULL ? NULL : PyCapsule_New(data, NULL, release_gradients);
@@ -241,23 +220,21 @@ static PyObject *make_gradients(sa_transformer_call *c, PyObject *module, sa_lay
         sa_arena_give(data);
         return NULL;
     }
-    PyObject *gradients = PyList_New(count);
-    for (Py_ssize_t i = 0, n = 0; gradients != NULL && i < c->arrays; ++i) {
-        if (!is_parameter(c, i)) {
-            continue;
-        }
-        PyArrayObject *like = c->array[i];
-        PyArray_Descr *descr = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR(like));
-        PyObject *array = PyArray_NewFromDescr(&PyArray_Type, descr, PyArray_NDIM(like), PyArray_SHAPE(like), NULL, data,
-                                               NPY_ARRAY_CARRAY, NULL);
+    PyObject *gradients = PyList_New(c->parameter_count);
+    for (Py_ssize_t i = 0; gradients != NULL && i < c->parameter_count; ++i) {
+        const sa_trained *parameter = &c->parameters[i];
+        PyArray_Descr *descr = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR(parameter->array));
+        PyObject *array = PyArray_NewFromDescr(&PyArray_Type, descr, PyArray_NDIM(parameter->array),
+                                               PyArray_SHAPE(parameter->array), NULL, data, NPY_ARRAY_CARRAY, NULL);
         if (array == NULL || PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(capsule)) < 0) {
             Py_XDECREF(array);
             Py_CLEAR(gradients);
             break;
         }
-        PyList_SET_ITEM(gradients, n++, array);
-        point_to(c, of_layer, i, data);
-        data += gradient_bytes(c, i);
+        PyList_SET_ITEM(gradients, i, array);
+        char *places = parameter->layer < 0 ? (char *)&c->g : (char *)&of_layer[parameter->layer];
+        *(void **)(void *)(places + parameter->to) = data;
+        data += gradient_bytes(parameter);
     }
     point_into_query(c, of_layer);
     Py_DECREF(capsule);
@@ -283,15 +260,16 @@ static PyObject *make_mask_gradient(sa_transformer_call *c, bool wanted) {
     if (!wanted) {
         return Py_NewRef(Py_None);
     }
-    if (c->array[MASK] == NULL || PyArray_TYPE(c->array[MASK]) == NPY_BOOL || PyArray_DIM(c->array[MASK], 0) != 1) {
+    if (c->mask == NULL || PyArray_TYPE(c->mask) == NPY_BOOL || PyArray_DIM(c->mask, 0) != 1) {
         return PyErr_Format(PyExc_ValueError, "only a float mask that all sequences share has a gradient");
     }
     for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
-        if (c->layer[i].heads != PyArray_DIM(c->array[MASK], 1) || c->layer[i].heads != c->layer[i].key_heads) {
-            return PyErr_Format(PyExc_ValueError, "only a mask for each head has a gradient, and without shared key heads");
+        if (c->layer[i].heads != PyArray_DIM(c->mask, 1) || c->layer[i].heads != c->layer[i].key_heads) {
+            return PyErr_Format(PyExc_ValueError,
+                                "only a mask for each head has a gradient, and without shared key heads");
         }
     }
-    const npy_intp shape[3] = {PyArray_DIM(c->array[MASK], 1), c->e.longest, c->e.longest};
+    const npy_intp shape[3] = {PyArray_DIM(c->mask, 1), c->e.longest, c->e.longest};
     PyObject *mask = PyArray_ZEROS(3, (npy_intp *)(uintptr_t)shape, sa_transformer_type(c), 0);
     c->g.mask = mask == NULL ? NULL : sa_data(mask);
     return mask;
@@ -300,8 +278,8 @@ static PyObject *make_mask_gradient(sa_transformer_call *c, bool wanted) {
 static PyObject *transformer_backward(PyObject *module, PyObject *args) {
     PyObject *capsule, *grad, *gradients = NULL, *rows = NULL, *mask = NULL, *result = NULL;
     int wants_rows, wants_mask, wants_parameters = 1;
-    if (!PyArg_ParseTuple(args, "OO!pp|p:_transformer_backward", &capsule, &PyArray_Type, &grad, &wants_rows, &wants_mask,
-                          &wants_parameters)) {
+    if (!PyArg_ParseTuple(args, "OO!pp|p:_transformer_backward", &capsule, &PyArray_Type, &grad, &wants_rows,
+                          &wants_mask, &wants_parameters)) {
         return NULL;
     }
     const sa_transformer_call *c = PyCapsule_GetPointer(capsule, capsule_name);
@@ -309,8 +287,10 @@ static PyObject *transformer_backward(PyObject *module, PyObject *args) {
         return NULL;
     }
     PyArrayObject *dy = (PyArrayObject *)grad;
-    if (!sa_is_plain(grad, sa_transformer_type(c), 2) || PyArray_DIM(dy, 0) != output_rows(c) || PyArray_DIM(dy, 1) != c->e.d) {
-        return PyErr_Format(PyExc_ValueError, "the gradient must be a contiguous, aligned array of %s with shape (%zd, %zd)",
+    if (!sa_is_plain(grad, sa_transformer_type(c), 2) || PyArray_DIM(dy, 0) != output_rows(c) ||
+        PyArray_DIM(dy, 1) != c->e.d) {
+        return PyErr_Format(PyExc_ValueError,
+                            "the gradient must be a contiguous, aligned array of %s with shape (%zd, %zd)",
                             sa_transformer_type_name(c), output_rows(c), c->e.d);
     }
     /* a copy, as pullbacks may run at the same time */
@@ -339,6 +319,7 @@ PyMethodDef sa_transformer_methods[] = {
     {"_transformer_forward", transformer_forward, METH_VARARGS,
      "The rows of packed sequences, and if wanted what the backward pass needs."},
     {"_transformer_backward", transformer_backward, METH_VARARGS,
-     "The gradients of all parameters, of the input rows and of the mask, those that are wanted, from that of the output."},
+     "The gradients of all parameters, of the input rows and of the mask, those that are wanted, "
+     "from that of the output."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,4 +1,5 @@
-/* A call of the transformer: transformer_model.c reads it from Python, transformer.c runs it. */
+/* A call of the transformer: transformer_model.c and transformer_inputs.c read it from Python, transformer.c runs
+   it. */
 #ifndef SA_PYTHON_TRANSFORMER_H
 #define SA_PYTHON_TRANSFORMER_H
 
@@ -7,30 +8,22 @@
 #include "drivers/attention.h"
 #include "drivers/transformer.h"
 
-/* The arrays of a model, NULL if absent: table, the row that is always added, positions, mask, keys' bias, weight and bias of
- * the first norm; then for each layer the weight and bias of each parameter in the core's order, cosines and sines; then weight
- * and bias of the final norm. */
-enum {
-    TABLE,
-    ALWAYS,
-    POSITIONS,
-    MASK,
-    KEY_BIAS,
-    FIRST_NORM,
-    FIRST_OF_LAYERS = FIRST_NORM + 2,
-    OWN_ARRAYS = FIRST_OF_LAYERS + 2
-};
-enum { COSINES = 2 * SA_LAYER_PARAMETERS, SINES, LAYER_ARRAYS };
+/* An array that has a gradient, and where the struct of the gradients has the pointer to that. */
+typedef struct {
+    PyArrayObject *array; /* borrowed */
+    Py_ssize_t layer;     /* −1: the model's own */
+    size_t to;            /* the offset in sa_layer_gradients, or in sa_transformer_gradients */
+} sa_trained;
 
 typedef struct {
     sa_transformer e;
-    npy_intp most; /* the most tokens of a sequence */
-    Py_ssize_t arrays;
-    PyArrayObject **array; /* owned, or NULL */
-    PyArrayObject *rows;   /* owned, or NULL: the input rows */
-    PyObject **compact;    /* owned, or NULL: each layer's compact weights */
-    PyObject *table_owner; /* owned, or NULL: the scales of a table of int8, or quants */
-    PyObject *cached[2];   /* owned, or NULL: keys, values */
+    const sa_state *state;
+    npy_intp most;    /* the most tokens of a sequence */
+    PyObject **owned; /* all objects whose memory the call reads */
+    Py_ssize_t owned_count;
+    sa_trained *parameters; /* in the order of their gradients */
+    Py_ssize_t parameter_count;
+    PyArrayObject *mask, *key_bias; /* borrowed, or NULL */
     sa_layer *layer;
     int64_t *numbers; /* ids, offsets and lengths of the past, from the arena */
     void *saved;      /* from the arena; NULL without a backward pass */
@@ -41,12 +34,24 @@ typedef struct {
 
 static inline int sa_transformer_type(const sa_transformer_call *c) { return c->e.f64 ? NPY_DOUBLE : NPY_FLOAT; }
 
-static inline const char *sa_transformer_type_name(const sa_transformer_call *c) { return c->e.f64 ? "float64" : "float32"; }
+static inline const char *sa_transformer_type_name(const sa_transformer_call *c) {
+    return c->e.f64 ? "float64" : "float32";
+}
 
-/* Reads and checks the model, then its inputs, into an empty call. cache: None, or (keys, values, past). A call that fails must
- * be released, too. */
-int sa_transformer_read(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *inputs, PyObject *starts,
-                        PyObject *cache);
+/* Steals a reference, which the call then owns; returns it borrowed. */
+static inline void *sa_transformer_own(sa_transformer_call *c, void *object) {
+    return c->owned[c->owned_count++] = object;
+}
+
+static inline npy_intp sa_rows_of(const PyArrayObject *array) { return array == NULL ? 0 : PyArray_DIM(array, 0); }
+
+/* Reads and checks the model and what the call adds, into an empty call. */
+int sa_transformer_read_model(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *call);
+
+/* Reads and checks the model, what the call adds, then its inputs, into an empty call. cache: None, or (keys, values,
+ * past). A call that fails must be released, too. */
+int sa_transformer_read(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *call, PyObject *inputs,
+                        PyObject *starts, PyObject *cache);
 
 void sa_transformer_release(sa_transformer_call *c);
 

@@ -1,112 +1,381 @@
-/* Reads the transformer's settings, arrays and inputs; selfattn/engine/transformer.py says what they mean. Ids and offsets are
- * copied before they are checked, so that nobody changes them in between. */
+/* Reads a transformer from Python's records, and what a call adds; selfattn/engine/transformer.py says what they mean.
+ * The tables below name the fields. */
 #include "python/transformer_call.h"
 
 #include "python/compact.h"
+#include "python/record.h"
 #include "python/run.h"
 
-static const char *const parameter_names[] = {"query", "key",  "value", "output",           "attention_norm",
-                                              "up",    "gate", "down",  "feed_forward_norm"};
-
-static const char *name_of(int which) {
-    return which > SA_LAST_NORM ? "the weight of a norm of heads or a post norm" : parameter_names[which];
-}
+#include <math.h>
 
 void sa_transformer_release(sa_transformer_call *c) {
-    for (Py_ssize_t i = 0; c->array != NULL && i < c->arrays; ++i) {
-        Py_XDECREF((PyObject *)c->array[i]);
+    for (Py_ssize_t i = 0; i < c->owned_count; ++i) {
+        Py_DECREF(c->owned[i]);
     }
-    for (Py_ssize_t i = 0; c->compact != NULL && i < c->e.layers * SA_LAYER_PARAMETERS; ++i) {
-        Py_XDECREF(c->compact[i]);
-    }
-    Py_XDECREF((PyObject *)c->rows);
-    Py_XDECREF(c->table_owner);
-    Py_XDECREF(c->cached[0]);
-    Py_XDECREF(c->cached[1]);
-    PyMem_Free(c->compact);
-    PyMem_Free(c->array);
+    PyMem_Free(c->owned);
+    PyMem_Free(c->parameters);
     PyMem_Free(c->layer);
     sa_arena_give(c->numbers);
     sa_arena_give(c->saved);
     PyMem_Free(c);
 }
 
-/* ---- the parameters ---------------------------------------------------------------------------------------------------- */
+/* ---- records: what a table's readers fill ------------------------------------------------------------------------ */
 
-/* Keeps an array, contiguous and of the model's dtype. columns 0: a vector; rows −1: any number. Keeps NULL for None. */
-static int take_array(sa_transformer_call *c, Py_ssize_t i, PyObject *value, npy_intp rows, npy_intp columns, const char *name,
-                      const void **to) {
+/* The record that is being read: a layer, or the model. */
+typedef struct {
+    sa_transformer_call *c;
+    Py_ssize_t number; /* of the layer; −1: the model */
+    sa_layer *l;
+    npy_intp shape[SA_LAYER_PARAMETERS][2], bias[SA_LAYER_PARAMETERS]; /* of weights, and how long biases are */
+    bool scales_by_width;
+} reading;
+
+typedef struct {
+    PyObject *weight, *bias;
+} projection;
+
+typedef struct {
+    PyObject *weight, *bias;
+    double eps;
+    int rms;
+} norm;
+
+typedef struct {
+    PyObject *cosines, *sines;
+    bool interleaved;
+} rotary;
+
+#define FIELD(name, read, type, place) {#name, read, offsetof(type, place), NULL}
+#define CHOICE(name, type, place, names) {#name, sa_field_choice, offsetof(type, place), names}
+
+static const sa_field projection_fields[] = {
+    FIELD(weight, sa_field_object, projection, weight),
+    FIELD(bias, sa_field_object, projection, bias),
+};
+const sa_record sa_projection_record = SA_RECORD("Projection", projection_fields);
+
+static const sa_field norm_fields[] = {
+    FIELD(weight, sa_field_object, norm, weight),
+    FIELD(bias, sa_field_object, norm, bias),
+    FIELD(eps, sa_field_real, norm, eps),
+    CHOICE(kind, norm, rms, "layer rms"),
+};
+const sa_record sa_norm_record = SA_RECORD("Norm", norm_fields);
+
+static const sa_field rotary_fields[] = {
+    FIELD(cos, sa_field_object, rotary, cosines),
+    FIELD(sin, sa_field_object, rotary, sines),
+    FIELD(interleaved, sa_field_flag, rotary, interleaved),
+};
+const sa_record sa_rotary_record = SA_RECORD("Rotary", rotary_fields);
+
+/* ---- arrays ------------------------------------------------------------------------------------------------------ */
+
+/* The size that a letter of a shape means: the model's width d, the widths of all queries q and of all keys k, that of
+ * the rows of query p, which may also have key and value, that of a head w, that of the feed-forward network h.
+ * −1: any, or not known before all of the layer is read. */
+static npy_intp size_of(const reading *r, char letter) {
+    const sa_layer *l = r->l;
+    if (letter == 'd') {
+        return r->c->e.d;
+    }
+    if (l == NULL || l->width == 0) {
+        return -1;
+    }
+    const ptrdiff_t heads = letter == 'k'                                ? l->key_heads
+                            : letter == 'q' || l->weight[SA_KEY] != NULL ? l->heads
+                                                                         : l->heads + 2 * l->key_heads;
+    return letter == 'h' ? l->hidden : letter == 'w' ? l->width : heads * l->width;
+}
+
+/* Compares a shape with letters, one for each axis. */
+static int check_shape(const reading *r, const npy_intp *shape, int ndim, const char *letters, const char *what,
+                       const char *name) {
+    npy_intp wanted[2] = {0};
+    bool fits = ndim == (int)strlen(letters);
+    for (int axis = 0; letters[axis] != 0; ++axis) {
+        wanted[axis] = size_of(r, letters[axis]);
+        fits = fits && (wanted[axis] < 0 || wanted[axis] == shape[axis]);
+    }
+    return fits ? 0
+                : sa_error(PyExc_ValueError, "%s%s must have shape %s, not %s", what, name,
+                           sa_shape_text((int)strlen(letters), wanted), sa_shape_text(ndim, shape));
+}
+
+/* Keeps a contiguous array of the model's dtype, and NULL for None. */
+static int take_array(const reading *r, PyObject *value, const char *letters, const char *what, const char *name,
+                      PyArrayObject **array) {
+    sa_transformer_call *c = r->c;
+    *array = NULL;
     if (value == Py_None) {
         return 0;
     }
     if (!sa_is_plain(value, sa_transformer_type(c), -1)) {
-        return sa_error(PyExc_TypeError, "%s must be a contiguous, aligned array of %s as all others are, not %R", name,
-                        sa_transformer_type_name(c),
-                        PyArray_Check(value) ? (PyObject *)PyArray_DESCR((PyArrayObject *)value) : (PyObject *)Py_TYPE(value));
+        return sa_error(PyExc_TypeError, "%s%s must be a contiguous, aligned array of %s as all others are, not %R",
+                        what, name, sa_transformer_type_name(c),
+                        PyArray_Check(value) ? (PyObject *)PyArray_DESCR((PyArrayObject *)value)
+                                             : (PyObject *)Py_TYPE(value));
     }
-    PyArrayObject *array = (PyArrayObject *)value;
-    const int ndim = columns == 0 ? 1 : 2;
-    if (PyArray_NDIM(array) != ndim || (rows >= 0 && PyArray_DIM(array, 0) != rows) ||
-        (ndim == 2 && PyArray_DIM(array, 1) != columns)) {
-        const npy_intp wanted[2] = {rows, columns};
-        return sa_error(PyExc_ValueError, "%s must have shape %s, not %s", name, sa_shape_text(ndim, wanted),
-                        sa_shape_of(array));
-    }
-    c->array[i] = (PyArrayObject *)Py_NewRef(value);
+    *array = sa_transformer_own(c, Py_NewRef(value));
+    return check_shape(r, PyArray_SHAPE(*array), PyArray_NDIM(*array), letters, what, name);
+}
+
+/* Writes a pointer to the data of an array, which has a gradient: `gradient` is the place of the pointer to that. */
+static void point(const reading *r, PyArrayObject *array, const void **to, size_t gradient) {
     *to = PyArray_DATA(array);
-    return 0;
+    r->c->parameters[r->c->parameter_count++] = (sa_trained){array, r->number, gradient};
 }
 
-static npy_intp rows_of(const sa_transformer_call *c, Py_ssize_t i) {
-    return c->array[i] == NULL ? 0 : PyArray_DIM(c->array[i], 0);
-}
-
-/* Item i of a tuple, or None after the end. */
-static PyObject *item(PyObject *tuple, Py_ssize_t i) {
-    return i < PyTuple_GET_SIZE(tuple) ? PyTuple_GET_ITEM(tuple, i) : Py_None;
-}
-
-static bool is_projection(int which) { return !sa_is_norm(which); }
-
-/* Keeps panels or quants. All projections of a layer have one kind. */
-static int take_panels(sa_transformer_call *c, PyObject *value, const sa_compact *w, int which, npy_intp rows, npy_intp columns,
-                       sa_layer *l) {
-    if (!is_projection(which) || c->e.f64 || (which != SA_QUERY && l->weights != w->kind) || (rows >= 0 && w->out != rows) ||
-        w->in != columns) {
-        const npy_intp wanted[2] = {rows, columns}, shape[2] = {w->out, w->in};
-        return sa_error(PyExc_ValueError, "%s must have shape %s and the kind of all projections of its layer, not shape %s",
-                        name_of(which), sa_shape_text(2, wanted), sa_shape_text(2, shape));
+/* Points to a weight, if it is an array, and takes its bias. In the structs of gradients, pointers to weight and bias
+ * are as far from one another as those here. Returns how long the bias is; 0: there is none; −1: an error. */
+static npy_intp take_both(const reading *r, PyArrayObject *array, PyObject *bias, const sa_field *field,
+                          const void **weight, const void **to_bias, size_t gradient) {
+    const char of_bias[2] = {field->of[0], 0};
+    PyArrayObject *own_bias;
+    if (array != NULL) {
+        point(r, array, weight, gradient);
     }
-    if (sa_compact_check(w) < 0) {
+    if (*weight == NULL && bias != Py_None) {
+        return sa_error(PyExc_ValueError, "%s has a bias, but no weight", field->name);
+    }
+    if (take_array(r, bias, of_bias, "the bias of ", field->name, &own_bias) < 0) {
         return -1;
     }
-    c->compact[(l - c->layer) * SA_LAYER_PARAMETERS + which] = Py_NewRef(value);
-    l->weight[which] = w;
-    l->weights = w->kind;
-    return 0;
+    if (own_bias != NULL) {
+        point(r, own_bias, to_bias, gradient + (size_t)((char *)to_bias - (char *)weight));
+    }
+    return sa_rows_of(own_bias);
 }
 
-/* Takes a weight and its bias: (rows, columns) and (rows,), or both (rows,). */
-static int take_parameter(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, int which, npy_intp rows,
-                          npy_intp columns, sa_layer *l) {
-    const Py_ssize_t i = first + 2 * which;
-    PyObject *weight = item(arrays, 2 * which), *bias = item(arrays, 2 * which + 1);
-    const sa_compact *compact = sa_compact_of(weight);
+/* Returns what the core reads in the place of a weight, an array or an object of engine/weights.py; owned. */
+static PyObject *form_of(sa_transformer_call *c, PyObject *weight, const char *attribute) {
+    const bool known = weight == Py_None || PyArray_Check(weight) || sa_compact_of(weight) != NULL;
+    PyObject *form = known ? Py_NewRef(weight) : PyObject_GetAttrString(weight, attribute);
+    return form == NULL ? NULL : sa_transformer_own(c, form);
+}
+
+/* ---- a layer ----------------------------------------------------------------------------------------------------- */
+
+static int parameter_of(const reading *r, const void *to) { return (int)((const void *const *)to - r->l->weight); }
+
+_Static_assert(offsetof(sa_layer, bias) == offsetof(sa_layer_gradients, bias),
+               "layers and gradients mirror each other");
+
+static int take_parameter(reading *r, int which, PyArrayObject *array, PyObject *bias, const sa_field *field) {
+    for (int axis = 0; array != NULL && axis < PyArray_NDIM(array); ++axis) {
+        r->shape[which][axis] = PyArray_DIM(array, axis);
+    }
+    r->bias[which] = take_both(r, array, bias, field, &r->l->weight[which], &r->l->bias[which],
+                               offsetof(sa_layer_gradients, weight) + (size_t)which * sizeof(void *));
+    return r->bias[which] < 0 ? -1 : 0;
+}
+
+/* All projections of a layer have the kind of query, which is read first. */
+static int read_projection(void *call, PyObject *value, const sa_field *field, void *to) {
+    reading *r = call;
+    sa_layer *l = r->l;
+    const int which = parameter_of(r, to);
+    PyArrayObject *array = NULL;
+    projection p;
+    if (value == Py_None) {
+        return 0;
+    }
+    if (sa_record_read(r->c->state, SA_PROJECTION_RECORD, value, field->name, r, &p) < 0) {
+        return -1;
+    }
+    PyObject *form = form_of(r->c, p.weight, "packed");
+    if (form == NULL) {
+        return -1;
+    }
+    const sa_compact *compact = sa_compact_of(form);
+    const sa_weights kind = compact == NULL ? SA_WEIGHTS_WHOLE : compact->kind;
+    if ((which != SA_QUERY && l->weights != kind) || (compact != NULL && r->c->e.f64)) {
+        return sa_error(PyExc_TypeError, "%s must have the kind of query, and float64 goes with arrays alone",
+                        field->name);
+    }
+    l->weights = kind;
     if (compact != NULL) {
-        return take_panels(c, weight, compact, which, rows, columns, l) < 0
-                   ? -1
-                   : take_array(c, i + 1, bias, compact->out, 0, "a bias", &l->bias[which]);
+        l->weight[which] = compact;
+        r->shape[which][0] = compact->out;
+        r->shape[which][1] = compact->in;
     }
-    if (l->weights != SA_WEIGHTS_WHOLE && is_projection(which) && weight != Py_None) {
-        return sa_error(PyExc_TypeError, "%s must have the kind of query", name_of(which));
+    return (compact ? sa_compact_check(compact) : take_array(r, form, field->of, "", field->name, &array)) < 0
+               ? -1
+               : take_parameter(r, which, array, p.bias, field);
+}
+
+static int read_norm(void *call, PyObject *value, const sa_field *field, void *to) {
+    reading *r = call;
+    const int which = parameter_of(r, to);
+    PyArrayObject *array;
+    norm n;
+    if (value == Py_None) {
+        return 0;
     }
-    if (take_array(c, i, weight, rows, columns, name_of(which), &l->weight[which]) < 0) {
+    if (sa_record_read(r->c->state, SA_NORM_RECORD, value, field->name, r, &n) < 0 ||
+        take_array(r, n.weight, field->of, "", field->name, &array) < 0) {
         return -1;
     }
-    if (weight == Py_None) {
-        return bias == Py_None ? 0 : sa_error(PyExc_ValueError, "%s has a bias, but no weight", name_of(which));
+    r->l->eps[which] = n.eps;
+    r->l->rms[which] = n.rms;
+    return take_parameter(r, which, array, n.bias, field);
+}
+
+static int read_key_heads(void *call, PyObject *value, const sa_field *field, void *to) {
+    *(ptrdiff_t *)to = ((reading *)call)->l->heads;
+    return value == Py_None ? 0 : sa_field_size(call, value, field, to);
+}
+
+static int read_scale(void *call, PyObject *value, const sa_field *field, void *to) {
+    reading *r = call;
+    r->scales_by_width = value == Py_None;
+    return value == Py_None ? 0 : sa_field_real(call, value, field, to);
+}
+
+/* Limits a bound so that no sum with a row overflows. */
+static int read_bound(PyObject *value, const sa_field *field, ptrdiff_t *to) {
+    if (value != Py_None && sa_field_size(NULL, value, field, to) < 0) {
+        return -1;
     }
-    return take_array(c, i + 1, bias, rows_of(c, i), 0, "a bias", &l->bias[which]);
+    *to = value == Py_None || *to > SA_MAX_LENGTH ? SA_UNBOUNDED : *to;
+    return 0;
+}
+
+static int read_window(void *call, PyObject *value, const sa_field *field, void *to) {
+    (void)to;
+    sa_layer *l = ((reading *)call)->l;
+    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 2) {
+        return sa_error(PyExc_TypeError, "window must be a tuple (left, right), not %R", value);
+    }
+    return read_bound(PyTuple_GET_ITEM(value, 0), field, &l->window_left) < 0
+               ? -1
+               : read_bound(PyTuple_GET_ITEM(value, 1), field, &l->window_right);
+}
+
+/* Takes the angles of positions, (positions, rotated / 2). */
+static int read_rotary(void *call, PyObject *value, const sa_field *field, void *to) {
+    reading *r = call;
+    sa_rotary *of_layer = to;
+    rotary given;
+    PyArrayObject *cosines, *sines;
+    if (value == Py_None) {
+        return 0;
+    }
+    if (sa_record_read(r->c->state, SA_ROTARY_RECORD, value, field->name, r, &given) < 0 ||
+        take_array(r, given.cosines, "**", "the cosines of ", field->name, &cosines) < 0 ||
+        take_array(r, given.sines, "**", "the sines of ", field->name, &sines) < 0) {
+        return -1;
+    }
+    if (cosines == NULL || sines == NULL || !PyArray_SAMESHAPE(cosines, sines)) {
+        return sa_error(PyExc_ValueError, "rotary positions need cosines and sines of one shape");
+    }
+    *of_layer = (sa_rotary){.cos = PyArray_DATA(cosines),
+                            .sin = PyArray_DATA(sines),
+                            .rotated = 2 * PyArray_DIM(cosines, 1),
+                            .interleaved = given.interleaved};
+    r->c->most = sa_smaller(r->c->most, sa_rows_of(cosines));
+    return 0;
+}
+
+_Static_assert(SA_ACT_NONE == 0 && SA_ACT_RELU == 1 && SA_ACT_GELU == 2 && SA_ACT_GELU_TANH == 3 && SA_ACT_SILU == 4,
+               "the names of activations are in this order");
+
+#define PARAMETER(name, which, read, shape) {#name, read, offsetof(sa_layer, weight[which]), shape}
+
+/* Parameters are in the core's order, and in that of their gradients. num_key_heads is read after num_heads. */
+enum { FIRST_PARAMETER = 2 };
+static const sa_field layer_fields[] = {
+    FIELD(num_heads, sa_field_size, sa_layer, heads),
+    FIELD(num_key_heads, read_key_heads, sa_layer, key_heads),
+    PARAMETER(query, SA_QUERY, read_projection, "pd"),
+    PARAMETER(key, SA_KEY, read_projection, "kd"),
+    PARAMETER(value, SA_VALUE, read_projection, "kd"),
+    PARAMETER(output, SA_OUTPUT, read_projection, "dq"),
+    PARAMETER(attention_norm, SA_ATTENTION_NORM, read_norm, "d"),
+    PARAMETER(up, SA_UP, read_projection, "hd"),
+    PARAMETER(gate, SA_GATE, read_projection, "hd"),
+    PARAMETER(down, SA_DOWN, read_projection, "dh"),
+    PARAMETER(feed_forward_norm, SA_FEED_FORWARD_NORM, read_norm, "d"),
+    PARAMETER(query_norm, SA_QUERY_NORM, read_norm, "w"),
+    PARAMETER(key_norm, SA_KEY_NORM, read_norm, "w"),
+    PARAMETER(attention_post_norm, SA_ATTENTION_POST_NORM, read_norm, "d"),
+    PARAMETER(feed_forward_post_norm, SA_FEED_FORWARD_POST_NORM, read_norm, "d"),
+    FIELD(norm_first, sa_field_flag, sa_layer, norm_first),
+    CHOICE(activation, sa_layer, activation, "None relu gelu gelu_tanh silu"),
+    FIELD(causal, sa_field_flag, sa_layer, causal),
+    FIELD(window, read_window, sa_layer, window_left),
+    FIELD(rotary, read_rotary, sa_layer, rotary),
+    FIELD(scale, read_scale, sa_layer, scale),
+    FIELD(softcap, sa_field_real, sa_layer, softcap),
+};
+const sa_record sa_layer_record = SA_RECORD("Layer", layer_fields);
+
+/* Finds the widths of heads and of the feed-forward network. */
+static int take_sizes(reading *r) {
+    sa_layer *l = r->l;
+    const npy_intp rows = r->shape[SA_QUERY][0];
+    const bool fits = l->key_heads >= 1 && l->key_heads <= l->heads && l->heads <= rows && l->heads % l->key_heads == 0;
+    const ptrdiff_t all = fits ? l->heads + (l->weight[SA_KEY] == NULL ? 2 * l->key_heads : 0) : 1;
+    if (!fits || rows % all != 0) {
+        return sa_error(PyExc_ValueError,
+                        "num_key_heads must divide num_heads, and the rows of query must be as many for each head; "
+                        "not %zd, %zd and %zd rows",
+                        l->key_heads, l->heads, rows);
+    }
+    l->width = rows / all;
+    l->hidden = r->shape[SA_UP][0];
+    l->scale = r->scales_by_width ? 1 / sqrt((double)l->width) : l->scale;
+    return l->rotary.cos == NULL || (l->rotary.rotated >= 2 && l->rotary.rotated <= l->width)
+               ? 0
+               : sa_error(PyExc_ValueError,
+                          "angles must have shape (positions, rotated / 2) with 2 to %zd rotated elements", l->width);
+}
+
+/* Compares every weight and bias with the letters of its shape. */
+static int check_shapes(const reading *r) {
+    for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
+        const sa_field *field = &layer_fields[FIRST_PARAMETER + which];
+        const char of_bias[2] = {field->of[0], 0};
+        if ((r->l->weight[which] != NULL &&
+             check_shape(r, r->shape[which], (int)strlen(field->of), field->of, "", field->name) < 0) ||
+            (r->l->bias[which] != NULL &&
+             check_shape(r, &r->bias[which], 1, of_bias, "the bias of ", field->name) < 0)) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Checks which parameters there are. */
+static int check_parts(const sa_layer *l) {
+    const bool together = l->weight[SA_KEY] == NULL, feeds = l->weight[SA_UP] != NULL;
+    const bool post = l->weight[SA_ATTENTION_POST_NORM] != NULL || l->weight[SA_FEED_FORWARD_POST_NORM] != NULL;
+    const char *wrong = NULL;
+    if (l->weight[SA_QUERY] == NULL || together != (l->weight[SA_VALUE] == NULL)) {
+        wrong = "a layer has query, key and value, or a query that holds all three";
+    } else if (together && l->weights != SA_WEIGHTS_WHOLE) {
+        wrong = "rounded weights of query, key and value must be apart";
+    } else if (feeds != (l->weight[SA_DOWN] != NULL) ||
+               (!feeds && (l->weight[SA_GATE] != NULL || l->weight[SA_FEED_FORWARD_NORM] != NULL))) {
+        wrong = "a layer has up and down, or no feed-forward network";
+    } else if (feeds && l->activation == SA_ACT_NONE) {
+        wrong = "a feed-forward network needs an activation";
+    } else if (post && (!l->norm_first || l->weight[SA_OUTPUT] == NULL || !feeds)) {
+        wrong = "post norms need norm_first, an output and a feed-forward network";
+    } else if (l->weight[SA_OUTPUT] == NULL && (l->norm_first || l->weight[SA_ATTENTION_NORM] == NULL)) {
+        wrong = "a layer has an output, or a norm after the sum";
+    }
+    return wrong == NULL ? 0 : sa_error(PyExc_ValueError, "%s", wrong);
+}
+
+/* Without an output, what attention returns is added to the input. */
+static int check_widths(const reading *r) {
+    const sa_layer *l = r->l;
+    if (l->weight[SA_OUTPUT] == NULL && size_of(r, 'q') != r->c->e.d) {
+        return sa_error(PyExc_ValueError, "without an output, all heads must be %zd wide together", r->c->e.d);
+    }
+    return (l->weight[SA_UP] != NULL) == (l->hidden > 0) ? 0 : sa_error(PyExc_ValueError, "up must have rows");
 }
 
 /* The array of query has the rows of query, then key, then value. */
@@ -116,420 +385,304 @@ static void parameter_from_query(const sa_transformer_call *c, sa_layer *l, int 
     l->bias[which] = l->bias[SA_QUERY] == NULL ? NULL : (const char *)l->bias[SA_QUERY] + row * size;
 }
 
-static int take_parameters(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, sa_layer *l) {
-    const npy_intp d = c->e.d, w = l->width;
-    if (l->heads < 1 || l->key_heads < 1 || l->width < 1 || l->heads % l->key_heads != 0 ||
-        l->width > PY_SSIZE_T_MAX / 4 / l->heads) {
-        return sa_error(PyExc_ValueError,
-                        "num_key_heads must divide num_heads, and heads have at least one element; not %zd, %zd and %zd",
-                        l->key_heads, l->heads, l->width);
+static int take_layer(sa_transformer_call *c, Py_ssize_t number, PyObject *value) {
+    sa_layer *l = &c->layer[number];
+    reading r = {.c = c, .number = number, .l = l};
+    if (sa_record_read(c->state, SA_LAYER_RECORD, value, "a layer", &r, l) < 0 || check_parts(l) < 0 ||
+        take_sizes(&r) < 0 || check_shapes(&r) < 0 || check_widths(&r) < 0) {
+        return -1;
     }
-    const npy_intp query_width = l->heads * l->width, key_width = l->key_heads * l->width;
-    const bool together = item(arrays, 2 * SA_KEY) == Py_None;
-    for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
-        const npy_intp h = l->hidden, up = which == SA_UP ? -1 : h; /* the rows of up determine h */
-        const npy_intp queries = together ? query_width + 2 * key_width : query_width;
-        const npy_intp rows[] = {queries, key_width, key_width, d, d, up, h, d, d, w, w, d, d};
-        const npy_intp columns[] = {d, d, d, query_width, 0, d, d, h, 0, 0, 0, 0, 0};
-        if (take_parameter(c, first, arrays, which, rows[which], columns[which], l) < 0) {
+    l->activation = l->hidden > 0 ? l->activation : SA_ACT_NONE;
+    if (l->weight[SA_KEY] == NULL) {
+        parameter_from_query(c, l, SA_KEY, l->heads * l->width);
+        parameter_from_query(c, l, SA_VALUE, (l->heads + l->key_heads) * l->width);
+    }
+    return 0;
+}
+
+/* ---- the model --------------------------------------------------------------------------------------------------- */
+
+/* Takes an array of the model's dtype, or what `table` of a rounded weight is: an array of the bits of bfloat16, a
+ * tuple (int8, scales of rows), or quants. */
+static int read_table(void *call, PyObject *value, const sa_field *field, void *to) {
+    const reading *r = call;
+    sa_transformer *e = &r->c->e;
+    PyObject *form = form_of(r->c, value, "table"), *scale = Py_None;
+    if (form == NULL) {
+        return -1;
+    }
+    const sa_compact *quants = sa_compact_of(form);
+    if (PyTuple_Check(form) && PyTuple_GET_SIZE(form) == 2) {
+        scale = PyTuple_GET_ITEM(form, 1);
+        form = PyTuple_GET_ITEM(form, 0);
+    }
+    const bool int8 = sa_is_plain(form, NPY_INT8, 2) && sa_is_plain(scale, NPY_FLOAT, 2) &&
+                      sa_dim(scale, 1) == sa_ceil_div(e->d, SA_GROUP) && sa_dim(form, 0) == sa_dim(scale, 0);
+    if (quants == NULL && !int8 && !sa_is_plain(form, NPY_UINT16, 2)) {
+        PyArrayObject *array;
+        if (take_array(r, form, "*d", "", field->name, &array) < 0) {
             return -1;
         }
-        if (which == SA_UP && l->weight[which] != NULL) {
-            l->hidden =
-                l->weights == SA_WEIGHTS_WHOLE ? rows_of(c, first + 2 * which) : ((const sa_compact *)l->weight[which])->out;
+        if (array != NULL) {
+            point(r, array, &e->table, offsetof(sa_transformer_gradients, table));
         }
-    }
-    const bool own_value = l->weight[SA_VALUE] != NULL;
-    const bool post = l->weight[SA_ATTENTION_POST_NORM] != NULL || l->weight[SA_LAST_POST_NORM] != NULL;
-    if (post && (!l->norm_first || l->weight[SA_OUTPUT] == NULL || l->weight[SA_DOWN] == NULL)) {
-        return sa_error(PyExc_ValueError, "post norms need norm_first, an output and a feed-forward network");
-    }
-    if (together && l->weights != SA_WEIGHTS_WHOLE) {
-        return sa_error(PyExc_ValueError, "compact weights of query, key and value must be apart");
-    }
-    if (together && l->weight[SA_QUERY] != NULL) {
-        parameter_from_query(c, l, SA_KEY, query_width);
-        parameter_from_query(c, l, SA_VALUE, query_width + key_width);
-    }
-    if (l->weight[SA_OUTPUT] == NULL) {
-        l->dropout[SA_DROP_OUTPUT] = 0;
-    }
-    const bool sums =
-        l->weight[SA_OUTPUT] != NULL || (!l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL && query_width == d);
-    const bool whole = l->hidden > 0 ? l->weight[SA_DOWN] != NULL
-                                     : l->weight[SA_UP] == NULL && l->weight[SA_DOWN] == NULL && l->weight[SA_GATE] == NULL &&
-                                           l->weight[SA_LAST_NORM] == NULL;
-    if (l->weight[SA_QUERY] == NULL || together == own_value || !sums || !whole) {
-        return sa_error(PyExc_ValueError,
-                        "a layer has query, key and value, or a query that holds all three; an output or a norm after "
-                        "the sum; and up and down, or no feed-forward network");
-    }
-    return 0;
-}
-
-static int take_angles(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, sa_layer *l) {
-    PyObject *cosines = item(arrays, COSINES), *sines = item(arrays, SINES);
-    if (cosines == Py_None) {
+        e->vocabulary = sa_rows_of(array);
         return 0;
     }
-    const npy_intp half = PyArray_Check(cosines) && PyArray_NDIM((PyArrayObject *)cosines) == 2 ? sa_dim(cosines, 1) : 0;
-    if (half < 1 || half > l->width / 2) {
-        return sa_error(PyExc_ValueError, "angles must have shape (positions, rotated / 2) with 2 to %zd rotated elements",
-                        l->width);
-    }
-    if (take_array(c, first + COSINES, cosines, -1, half, "cosines", &l->rotary.cos) < 0 ||
-        take_array(c, first + SINES, sines, rows_of(c, first + COSINES), half, "sines", &l->rotary.sin) < 0) {
-        return -1;
-    }
-    l->rotary.rotated = 2 * half;
-    c->most = sa_smaller(c->most, rows_of(c, first + COSINES));
-    return l->rotary.sin == NULL ? sa_error(PyExc_TypeError, "cosines need sines") : 0;
+    e->table = quants != NULL ? (const void *)quants : sa_data(form);
+    e->table_kind = quants != NULL ? quants->kind : int8 ? SA_WEIGHTS_INT8 : SA_WEIGHTS_BF16;
+    e->table_scale = int8 ? sa_data(scale) : NULL;
+    e->vocabulary = quants != NULL ? quants->out : sa_dim(form, 0);
+    const npy_intp width = quants != NULL ? quants->in : sa_dim(form, 1);
+    const bool is_table = quants == NULL || quants->kind == SA_WEIGHTS_QUANTS; /* panels are not */
+    (void)to;
+    return !e->f64 && is_table && width == e->d
+               ? 0
+               : sa_error(PyExc_ValueError,
+                          "a table of rounded weights must have %zd columns, not %zd, and all else must be float32",
+                          e->d, width);
 }
 
-/* Limits a bound so that no sum with a row overflows. */
-static ptrdiff_t take_bound(Py_ssize_t keys) { return keys < 0 || keys > SA_MAX_LENGTH ? SA_UNBOUNDED : keys; }
+static int read_factor(void *call, PyObject *value, const sa_field *field, void *to) {
+    return value == Py_None ? 0 : sa_field_real(call, value, field, to);
+}
 
-/* Takes (arrays, numbers), in the order of engine/transformer.py. Numbers are read first, since reading one may run Python. */
-static int take_layer(sa_transformer_call *c, Py_ssize_t number, PyObject *value) {
-    PyObject *arrays = NULL, *numbers = NULL;
-    sa_layer *l = &c->layer[number];
-    const Py_ssize_t first = FIRST_OF_LAYERS + number * LAYER_ARRAYS;
-    int rms[SA_LAYER_PARAMETERS] = {0}, norm_first, causal, activation, interleaved;
-    unsigned long long seed = 0;
-    if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "O!O!", &PyTuple_Type, &arrays, &PyTuple_Type, &numbers)) {
-        return PyErr_Occurred() ? -1 : sa_error(PyExc_TypeError, "layer %zd must be a tuple (arrays, numbers)", number);
-    }
-    double *eps = l->eps;
-    if (!PyArg_ParseTuple(numbers, "nnnddppppnnddip|ddddKddddpppp", &l->heads, &l->key_heads, &l->width,
-                          &eps[SA_ATTENTION_NORM], &eps[SA_LAST_NORM], &rms[SA_ATTENTION_NORM], &rms[SA_LAST_NORM], &norm_first,
-                          &causal, &l->window_left, &l->window_right, &l->scale, &l->softcap, &activation, &interleaved,
-                          &l->dropout[0], &l->dropout[1], &l->dropout[2], &l->dropout[3], &seed, &eps[SA_QUERY_NORM],
-                          &eps[SA_KEY_NORM], &eps[SA_ATTENTION_POST_NORM], &eps[SA_LAST_POST_NORM], &rms[SA_QUERY_NORM],
-                          &rms[SA_KEY_NORM], &rms[SA_ATTENTION_POST_NORM], &rms[SA_LAST_POST_NORM])) {
+/* Takes what is added to the rows of the table; its gradient is the caller's. */
+static int read_added(void *call, PyObject *value, const sa_field *field, void *to) {
+    const reading *r = call;
+    PyArrayObject *array;
+    if (take_array(r, value, field->of, "", field->name, &array) < 0) {
         return -1;
     }
-    if (PyTuple_GET_SIZE(arrays) > LAYER_ARRAYS || activation < SA_ACT_NONE || activation > SA_ACT_SILU) {
-        return sa_error(PyExc_ValueError, "layer %zd must have at most %d arrays and an activation from %d to %d", number,
-                        LAYER_ARRAYS, SA_ACT_NONE, SA_ACT_SILU);
-    }
-    for (int i = 0; i < SA_DROPOUTS; ++i) {
-        if (!(l->dropout[i] >= 0 && l->dropout[i] <= 1)) {
-            return sa_error(PyExc_ValueError, "the dropouts of layer %zd must be between 0 and 1", number);
-        }
-    }
-    l->seed = seed;
-    for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
-        l->rms[which] = rms[which];
-    }
-    l->norm_first = norm_first;
-    l->causal = causal;
-    l->window_left = take_bound(l->window_left);
-    l->window_right = take_bound(l->window_right);
-    l->activation = activation;
-    l->rotary.interleaved = interleaved;
-    if (take_parameters(c, first, arrays, l) < 0 || take_angles(c, first, arrays, l) < 0) {
-        return -1;
-    }
-    if (l->hidden > 0 && activation == SA_ACT_NONE) {
-        return sa_error(PyExc_ValueError, "layer %zd has a feed-forward network without an activation", number);
-    }
+    *(const void **)to = array == NULL ? NULL : PyArray_DATA(array);
+    r->c->most = array != NULL && field->of[0] == '*' ? sa_smaller(r->c->most, sa_rows_of(array)) : r->c->most;
     return 0;
 }
 
-/* Takes arrays `from` and `from` + 1. */
-static int take_norm(sa_transformer_call *c, Py_ssize_t i, PyObject *arrays, Py_ssize_t from, sa_norm *norm) {
-    if (take_array(c, i, PyTuple_GET_ITEM(arrays, from), c->e.d, 0, "a norm's weight", &norm->weight) < 0 ||
-        take_array(c, i + 1, PyTuple_GET_ITEM(arrays, from + 1), c->e.d, 0, "a norm's bias", &norm->bias) < 0) {
+/* Takes the norm before the first layer, or after the last. */
+static int read_outer_norm(void *call, PyObject *value, const sa_field *field, void *to) {
+    reading *r = call;
+    sa_norm *outer = to;
+    norm n;
+    PyArrayObject *weight;
+    if (value == Py_None) {
+        return 0;
+    }
+    if (sa_record_read(r->c->state, SA_NORM_RECORD, value, field->name, r, &n) < 0 ||
+        take_array(r, n.weight, field->of, "", field->name, &weight) < 0) {
         return -1;
     }
-    return norm->bias == NULL || norm->weight != NULL ? 0 : sa_error(PyExc_ValueError, "a norm has a bias, but no weight");
+    const bool first = outer == &r->c->e.embedding_norm;
+    const size_t gradient =
+        first ? offsetof(sa_transformer_gradients, embedding_norm) : offsetof(sa_transformer_gradients, final_norm);
+    outer->eps = n.eps;
+    outer->rms = n.rms;
+    return take_both(r, weight, n.bias, field, &outer->weight, &outer->bias, gradient) < 0 ? -1 : 0;
+}
+
+static int read_layers(void *call, PyObject *value, const sa_field *field, void *to) {
+    (void)field, (void)to;
+    sa_transformer_call *c = ((reading *)call)->c;
+    for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
+        if (take_layer(c, i, PyTuple_GET_ITEM(value, i)) < 0) {
+            return -1;
+        }
+    }
+    return 0;
 }
 
 /* Takes floats or booleans (sequences or 1, heads or 1, longest, longest), of any dtype and layout. */
-static int take_mask(sa_transformer_call *c, const sa_state *state, PyObject *value) {
+static int read_mask(void *call, PyObject *value, const sa_field *field, void *to) {
+    sa_transformer_call *c = ((reading *)call)->c;
     sa_dtype dtype;
     if (value == Py_None) {
         return 0;
     }
-    PyArrayObject *array = c->array[MASK] = sa_as_array(state, value, "mask", SA_MASK, &dtype);
+    if (c->mask != NULL) {
+        return sa_error(PyExc_ValueError, "a model with a position_bias takes no mask");
+    }
+    PyArrayObject *array = sa_as_array(value, field->name, SA_MASK, &dtype);
     if (array == NULL) {
         return -1;
     }
+    c->mask = sa_transformer_own(c, array);
     const npy_intp *shape = PyArray_SHAPE(array);
     if (sa_is_integer(dtype) || PyArray_NDIM(array) != 4 || shape[2] != shape[3]) {
         return sa_error(PyExc_ValueError,
-                        "mask must hold booleans or floats, in 4 axes, with as many rows as columns, not %s of %s",
-                        sa_shape_of(array), sa_dtype_name(dtype));
+                        "%s must hold booleans or floats, in 4 axes, with as many rows as columns, not %s of %s",
+                        field->name, sa_shape_of(array), sa_dtype_name(dtype));
     }
-    sa_fill_tensor(&c->e.mask, array, dtype, 2, 2);
+    sa_fill_tensor(to, array, dtype, 2, 2);
     c->most = sa_smaller(c->most, shape[2]);
     return 0;
 }
 
-/* Takes (sequences or 1, longest). */
-static int take_key_bias(sa_transformer_call *c, PyObject *value) {
-    const bool wide = PyArray_Check(value) && PyArray_NDIM((PyArrayObject *)value) == 2;
-    const npy_intp columns = wide ? sa_dim(value, 1) : 1;
-    const void *data = NULL;
-    if (take_array(c, KEY_BIAS, value, -1, columns > 0 ? columns : 1, "key_bias", &data) < 0) {
-        return -1;
-    }
-    if (data != NULL) {
-        sa_tensor *bias = &c->e.key_bias;
-        bias->m.data = PyArray_BYTES(c->array[KEY_BIAS]);
-        bias->lead_stride[0] = rows_of(c, KEY_BIAS) == 1 ? 0 : PyArray_STRIDE(c->array[KEY_BIAS], 0);
-        c->most = sa_smaller(c->most, columns);
-    }
-    return 0;
-}
+/* A gradient's place in the list of gradients is that of its parameter here. */
+static const sa_field transformer_fields[] = {
+    FIELD(table, read_table, sa_transformer, table),
+    FIELD(table_factor, read_factor, sa_transformer, table_factor),
+    {"token_type_row", read_added, offsetof(sa_transformer, token_type_row), "d"},
+    {"positions", read_added, offsetof(sa_transformer, positions), "*d"},
+    FIELD(position_bias, read_mask, sa_transformer, mask),
+    {"embedding_norm", read_outer_norm, offsetof(sa_transformer, embedding_norm), "d"},
+    FIELD(layers, read_layers, sa_transformer, layer),
+    {"final_norm", read_outer_norm, offsetof(sa_transformer, final_norm), "d"},
+};
+enum { TABLE_FIELD, EMBEDDING_NORM_FIELD = 5, LAYERS_FIELD, FINAL_NORM_FIELD };
+const sa_record sa_transformer_record = SA_RECORD("Transformer", transformer_fields);
 
-static int check_mask(const sa_transformer_call *c) {
-    if (c->array[KEY_BIAS] != NULL && rows_of(c, KEY_BIAS) != 1 && rows_of(c, KEY_BIAS) != c->e.sequences) {
-        return sa_error(PyExc_ValueError, "key_bias must have shape (1 or sequences, longest), not %s",
-                        sa_shape_of(c->array[KEY_BIAS]));
+/* Borrows the first weight that a model has: of its table, its first layer, or a norm; None if there is none. */
+static PyObject *first_weight(const sa_state *state, PyObject *model, PyObject *layers) {
+    PyObject *table = sa_record_field(state, SA_TRANSFORMER_RECORD, model, TABLE_FIELD);
+    PyObject *first = PyTuple_GET_SIZE(layers) > 0 ? PyTuple_GET_ITEM(layers, 0) : Py_None;
+    if (table != Py_None) {
+        return table;
     }
-    if (c->array[MASK] == NULL) {
-        return 0;
+    if (sa_is_record(state, SA_LAYER_RECORD, first)) {
+        PyObject *query = sa_record_field(state, SA_LAYER_RECORD, first, FIRST_PARAMETER + SA_QUERY);
+        return sa_is_record(state, SA_PROJECTION_RECORD, query) ? sa_record_field(state, SA_PROJECTION_RECORD, query, 0)
+                                                                : Py_None;
     }
-    const npy_intp *shape = PyArray_SHAPE(c->array[MASK]);
-    bool fits = shape[0] == 1 || shape[0] == c->e.sequences;
-    for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
-        fits = fits && (shape[1] == 1 || shape[1] == c->layer[i].heads);
-    }
-    return fits ? 0
-                : sa_error(PyExc_ValueError, "mask must have shape (1 or sequences, 1 or heads, longest, longest), not %s",
-                           sa_shape_of(c->array[MASK]));
-}
-
-/* Takes an array of the model's dtype, an array of the bits of bfloat16, a tuple (int8, scales of rows), or quants. */
-static int take_table(sa_transformer_call *c, PyObject *value) {
-    const sa_compact *quants = sa_compact_of(value);
-    if (quants != NULL) {
-        if (c->e.f64 || quants->kind != SA_WEIGHTS_QUANTS || quants->in != c->e.d) {
-            return sa_error(PyExc_ValueError, "a table of quants must have %zd columns, not %zd; all else must be float32",
-                            c->e.d, quants->in);
+    for (int field = EMBEDDING_NORM_FIELD; field <= FINAL_NORM_FIELD; field += 2) {
+        PyObject *value = sa_record_field(state, SA_TRANSFORMER_RECORD, model, field);
+        if (sa_is_record(state, SA_NORM_RECORD, value)) {
+            return sa_record_field(state, SA_NORM_RECORD, value, 0);
         }
-        c->table_owner = Py_NewRef(value);
-        c->e.table = quants;
-        c->e.table_kind = SA_WEIGHTS_QUANTS;
-        c->e.vocabulary = quants->out;
-        return 0;
     }
-    if (!c->e.f64 && sa_is_plain(value, NPY_UINT16, 2) && sa_dim(value, 1) == c->e.d) {
-        c->array[TABLE] = (PyArrayObject *)Py_NewRef(value);
-        c->e.table = sa_data(value);
-        c->e.table_kind = SA_WEIGHTS_BF16;
-        return 0;
-    }
-    if (!PyTuple_Check(value)) {
-        return take_array(c, TABLE, value, -1, c->e.d, "table", &c->e.table);
-    }
-    PyObject *table, *scale;
-    if (!PyArg_ParseTuple(value, "OO", &table, &scale)) {
-        return -1;
-    }
-    if (c->e.f64 || !sa_is_plain(table, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 2) || sa_dim(table, 1) != c->e.d ||
-        sa_dim(scale, 1) != sa_ceil_div(c->e.d, SA_GROUP) || sa_dim(table, 0) != sa_dim(scale, 0)) {
-        return sa_error(PyExc_ValueError,
-                        "a table of int8 must be contiguous and have %zd columns, and scales of float32 for each %d numbers of "
-                        "a row; all else must be float32",
-                        c->e.d, SA_GROUP);
-    }
-    c->array[TABLE] = (PyArrayObject *)Py_NewRef(table);
-    c->table_owner = Py_NewRef(scale);
-    c->e.table = sa_data(table);
-    c->e.table_kind = SA_WEIGHTS_INT8;
-    c->e.table_scale = sa_data(scale);
-    return 0;
+    return Py_None;
 }
 
-/* Takes (arrays, numbers, layers): tuples, which do not change while numbers are read. */
-static int take_model(sa_transformer_call *c, const sa_state *state, PyObject *model) {
-    PyObject *arrays, *numbers, *layers;
-    int first_rms, final_rms, pooling, f64;
-    if (!PyArg_ParseTuple(model, "O!O!O!", &PyTuple_Type, &arrays, &PyTuple_Type, &numbers, &PyTuple_Type, &layers) ||
-        !PyArg_ParseTuple(numbers, "npddppi|di", &c->e.d, &f64, &c->e.first_norm.eps, &c->e.final_norm.eps, &first_rms,
-                          &final_rms, &pooling, &c->e.table_factor, &c->e.digits)) {
+/* Finds the model's width, that of the rows of its first weight, and its dtype. */
+static int take_width(sa_transformer_call *c, PyObject *weight) {
+    const sa_compact *compact = sa_compact_of(weight);
+    PyArrayObject *array = PyArray_Check(weight) ? (PyArrayObject *)weight : NULL;
+    PyObject *shape = compact == NULL && array == NULL ? PyObject_GetAttrString(weight, "shape") : NULL;
+    const Py_ssize_t axes = shape != NULL && PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : 0;
+    c->e.f64 = array != NULL && PyArray_TYPE(array) == NPY_DOUBLE;
+    c->e.d = compact != NULL ? compact->in
+             : array != NULL ? PyArray_NDIM(array) > 0 ? PyArray_DIM(array, PyArray_NDIM(array) - 1) : 0
+             : axes > 0      ? PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, axes - 1))
+                             : 0;
+    Py_XDECREF(shape);
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_AttributeError)) {
         return -1;
     }
-    if (PyTuple_GET_SIZE(arrays) != OWN_ARRAYS || c->e.d < 1 || pooling < SA_EACH_ROW || pooling > SA_LAST_ROW) {
-        return sa_error(PyExc_ValueError, "a model must have %d arrays of its own, a width, and a pooling from %d to %d",
-                        OWN_ARRAYS, SA_EACH_ROW, SA_LAST_ROW);
+    PyErr_Clear();
+    return c->e.d >= 1 ? 0 : sa_error(PyExc_ValueError, "a model needs a width: a table, a layer or a norm with one");
+}
+
+static int take_model(sa_transformer_call *c, PyObject *model) {
+    reading r = {.c = c, .number = -1};
+    if (!sa_is_record(c->state, SA_TRANSFORMER_RECORD, model)) {
+        return sa_error(PyExc_TypeError, "a model must be a Transformer, not %s", sa_type_name(model));
     }
-    if (c->e.digits < 0 || c->e.digits > SA_DIGITS) {
-        return sa_error(PyExc_ValueError, "digits must be 0 to %d, not %d", SA_DIGITS, c->e.digits);
+    PyObject *layers = sa_record_field(c->state, SA_TRANSFORMER_RECORD, model, LAYERS_FIELD);
+    if (!PyTuple_Check(layers)) {
+        return sa_error(PyExc_TypeError, "layers must be a tuple, not %s", sa_type_name(layers));
     }
-    c->e.f64 = f64;
-    c->e.first_norm.rms = first_rms;
-    c->e.final_norm.rms = final_rms;
-    c->e.pooling = pooling;
     c->e.layers = PyTuple_GET_SIZE(layers);
     c->most = NPY_MAX_INTP;
-    c->arrays = OWN_ARRAYS + c->e.layers * LAYER_ARRAYS;
-    c->array = PyMem_Calloc((size_t)c->arrays, sizeof *c->array);
+    const size_t most = (size_t)(c->e.layers + 1) * (3 * SA_LAYER_PARAMETERS + 2) + 16;
+    c->owned = PyMem_Calloc(most, sizeof *c->owned);
+    c->parameters = PyMem_Calloc(most, sizeof *c->parameters);
     c->e.layer = c->layer = PyMem_Calloc((size_t)c->e.layers + 1, sizeof *c->layer);
-    c->compact = PyMem_Calloc((size_t)c->e.layers * SA_LAYER_PARAMETERS + 1, sizeof *c->compact);
-    if (c->array == NULL || c->layer == NULL || c->compact == NULL) {
+    if (c->owned == NULL || c->parameters == NULL || c->layer == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    if (take_table(c, PyTuple_GET_ITEM(arrays, TABLE)) < 0 ||
-        take_array(c, ALWAYS, PyTuple_GET_ITEM(arrays, ALWAYS), c->e.d, 0, "always", &c->e.always) < 0 ||
-        take_array(c, POSITIONS, PyTuple_GET_ITEM(arrays, POSITIONS), -1, c->e.d, "positions", &c->e.positions) < 0 ||
-        take_mask(c, state, PyTuple_GET_ITEM(arrays, MASK)) < 0 || take_key_bias(c, PyTuple_GET_ITEM(arrays, KEY_BIAS)) < 0 ||
-        take_norm(c, FIRST_NORM, arrays, FIRST_NORM, &c->e.first_norm) < 0 ||
-        take_norm(c, c->arrays - 2, arrays, FIRST_NORM + 2, &c->e.final_norm) < 0) {
+    if (take_width(c, first_weight(c->state, model, layers)) < 0 ||
+        sa_record_read(c->state, SA_TRANSFORMER_RECORD, model, "a model", &r, &c->e) < 0) {
         return -1;
     }
-    if (c->e.table == NULL && (c->e.always != NULL || c->e.positions != NULL)) {
-        return sa_error(PyExc_ValueError, "what is always added and positions need a table");
+    const bool adds = c->e.token_type_row != NULL || c->e.positions != NULL;
+    if (c->e.table == NULL && (adds || c->e.table_factor != 0)) {
+        return sa_error(PyExc_ValueError, "a factor, a token_type_row and positions need a table");
     }
-    if (c->e.table_factor != 0 && (c->e.table == NULL || c->e.always != NULL || c->e.positions != NULL)) {
-        return sa_error(PyExc_ValueError, "a factor needs a table, and nothing that is added to its rows");
+    return adds && c->e.table_factor != 0
+               ? sa_error(PyExc_ValueError, "a factor needs a table to whose rows nothing is added")
+               : 0;
+}
+
+/* ---- what a call adds -------------------------------------------------------------------------------------------- */
+
+static int read_seed(void *call, PyObject *value, const sa_field *field, void *to) {
+    (void)call;
+    const uint64_t seed = PyLong_Check(value) ? PyLong_AsUnsignedLongLongMask(value) : 0;
+    *(uint64_t *)to = seed;
+    return PyLong_Check(value) ? 0 : sa_error(PyExc_TypeError, "%s must be an int, not %R", field->name, value);
+}
+
+static const sa_field dropout_fields[] = {
+    FIELD(weights, sa_field_real, sa_layer, dropout[SA_DROP_WEIGHTS]),
+    FIELD(output, sa_field_real, sa_layer, dropout[SA_DROP_OUTPUT]),
+    FIELD(wide, sa_field_real, sa_layer, dropout[SA_DROP_WIDE]),
+    FIELD(down, sa_field_real, sa_layer, dropout[SA_DROP_DOWN]),
+    FIELD(seed, read_seed, sa_layer, seed),
+};
+const sa_record sa_dropout_record = SA_RECORD("Dropout", dropout_fields);
+
+static int read_dropout(void *call, PyObject *value, const sa_field *field, void *to) {
+    (void)to;
+    reading *r = call;
+    sa_transformer_call *c = r->c;
+    const Py_ssize_t count = PyTuple_Check(value) ? PyTuple_GET_SIZE(value) : -1;
+    if (count != 0 && count != c->e.layers) {
+        return sa_error(PyExc_ValueError, "%s must be a tuple with a Dropout for each of %zd layers, or an empty one",
+                        field->name, c->e.layers);
     }
-    c->e.vocabulary = c->e.table_kind == SA_WEIGHTS_QUANTS ? c->e.vocabulary : rows_of(c, TABLE);
-    c->most = c->e.positions == NULL ? c->most : sa_smaller(c->most, rows_of(c, POSITIONS));
-    for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
-        if (take_layer(c, i, PyTuple_GET_ITEM(layers, i)) < 0) {
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        sa_layer *l = &c->layer[i];
+        if (sa_record_read(c->state, SA_DROPOUT_RECORD, PyTuple_GET_ITEM(value, i), field->name, r, l) < 0) {
             return -1;
         }
+        for (int n = 0; n < SA_DROPOUTS; ++n) {
+            if (!(l->dropout[n] >= 0 && l->dropout[n] <= 1)) {
+                return sa_error(PyExc_ValueError, "the dropouts of layer %zd must be between 0 and 1", i);
+            }
+        }
+        l->dropout[SA_DROP_OUTPUT] = l->weight[SA_OUTPUT] == NULL ? 0 : l->dropout[SA_DROP_OUTPUT];
     }
     return 0;
 }
 
-/* ---- ids and offsets ----------------------------------------------------------------------------------------------------- */
-
-static bool are_int64(PyObject *x) {
-    return PyArray_Check(x) && PyArray_EquivTypenums(PyArray_TYPE((PyArrayObject *)x), NPY_INT64) &&
-           sa_is_plain(x, PyArray_TYPE((PyArrayObject *)x), 1);
-}
-
-/* Checks starts, and past, (sequences,), unless it is NULL. */
-static int check_starts(sa_transformer_call *c, const int64_t *starts, npy_intp offsets, npy_intp tokens, const int64_t *past) {
-    if (offsets < 1 || starts[0] != 0 || starts[offsets - 1] != tokens) {
-        return sa_error(PyExc_ValueError, "cu_seqlens must go from 0 to the number of ids, %zd", tokens);
+/* Takes (sequences or 1, longest), contiguous. */
+static int read_key_bias(void *call, PyObject *value, const sa_field *field, void *to) {
+    sa_transformer_call *c = ((reading *)call)->c;
+    sa_tensor *bias = to;
+    if (take_array(call, value, "**", "", field->name, &c->key_bias) < 0) {
+        return -1;
     }
-    for (npy_intp s = 0; s + 1 < offsets; ++s) {
-        /* with arbitrary offsets a difference could overflow */
-        const bool rises = starts[s + 1] > starts[s] && starts[s + 1] <= tokens;
-        const int64_t length = rises ? starts[s + 1] - starts[s] : 0;
-        if (length < 1 || length > c->most) {
-            return sa_error(PyExc_ValueError, "sentence %zd must have 1 to %zd tokens, cu_seqlens goes from %lld to %lld", s,
-                            c->most, (long long)starts[s], (long long)starts[s + 1]);
-        }
-        if (past != NULL && (past[s] < 0 || past[s] > c->most - length || past[s] > c->e.cache.capacity - length)) {
-            return sa_error(PyExc_ValueError,
-                            "sequence %zd has %lld tokens in the cache and %lld new ones; there is room for %zd", s,
-                            (long long)past[s], (long long)length, sa_smaller(c->most, c->e.cache.capacity));
-        }
-        c->e.longest = length > c->e.longest ? (ptrdiff_t)length : c->e.longest;
+    if (c->key_bias != NULL) {
+        bias->m.data = PyArray_BYTES(c->key_bias);
+        bias->lead_stride[0] = sa_rows_of(c->key_bias) == 1 ? 0 : PyArray_STRIDE(c->key_bias, 0);
+        c->most = sa_smaller(c->most, PyArray_DIM(c->key_bias, 1));
     }
     return 0;
 }
 
-/* Takes (keys, values, past): writable arrays (layers, sequences, key heads, capacity, width) without overlap, and int64. With a
- * model of float32 keys and values may be float16, or uint16 that are the bits of bfloat16. */
-static int take_cache(sa_transformer_call *c, PyObject *cache, npy_intp sequences, PyObject **past) {
-    if (!PyTuple_Check(cache) || PyTuple_GET_SIZE(cache) != 3) {
-        return sa_error(PyExc_TypeError, "a cache must be a tuple (keys, values, past)");
+static int read_precision(void *call, PyObject *value, const sa_field *field, void *to) {
+    ptrdiff_t n;
+    if (sa_field_size(call, value, field, &n) < 0) {
+        return -1;
     }
-    *past = PyTuple_GET_ITEM(cache, 2);
-    if (!are_int64(*past) || sa_dim(*past, 0) != sequences) {
-        return sa_error(PyExc_ValueError, "past must be a contiguous array of int64 with an element for each of %zd sequences",
-                        sequences);
-    }
-    const sa_layer *first = c->layer;
-    for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
-        const sa_layer *l = &c->layer[i];
-        if (!l->causal || l->key_heads != first->key_heads || l->width != first->width || l->dropout[SA_DROP_WEIGHTS] > 0 ||
-            c->array[MASK] != NULL || c->array[KEY_BIAS] != NULL) {
-            return sa_error(PyExc_ValueError,
-                            "layers with a cache are causal, have as many key heads of one width, no mask and "
-                            "no dropout of weights");
-        }
-    }
-    char *data[2];
-    PyObject *keys = PyTuple_GET_ITEM(cache, 0);
-    const int given = PyArray_Check(keys) && !c->e.f64 ? PyArray_TYPE((PyArrayObject *)keys) : NPY_NOTYPE;
-    c->e.cache.narrow = given == NPY_HALF || given == NPY_UINT16;
-    c->e.cache.dtype = given == NPY_HALF ? SA_F16 : SA_BF16;
-    for (int i = 0; i < 2; ++i) {
-        PyObject *array = PyTuple_GET_ITEM(cache, i);
-        const npy_intp *shape = sa_is_plain(array, c->e.cache.narrow ? given : sa_transformer_type(c), 5)
-                                    ? PyArray_SHAPE((PyArrayObject *)array)
-                                    : NULL;
-        if (shape == NULL || !PyArray_ISWRITEABLE((PyArrayObject *)array) || shape[0] != c->e.layers || shape[1] != sequences ||
-            (c->e.layers > 0 && (shape[2] != first->key_heads || shape[4] != first->width)) ||
-            (i == 1 && shape[3] != c->e.cache.capacity)) {
-            return sa_error(PyExc_ValueError,
-                            "keys and values must be writable, contiguous arrays of %s with shape (%zd layers, %zd sequences, "
-                            "key heads, capacity, width)",
-                            sa_transformer_type_name(c), c->e.layers, sequences);
-        }
-        c->e.cache.capacity = shape[3];
-        c->cached[i] = Py_NewRef(array);
-        data[i] = sa_data(array);
-    }
-    c->e.cache.keys = data[0];
-    c->e.cache.values = data[1];
-    return 0;
+    *(int *)to = (int)sa_smaller(n, SA_DIGITS);
+    return n <= SA_DIGITS ? 0 : sa_error(PyExc_ValueError, "%s must be 0 to %d, not %zd", field->name, SA_DIGITS, n);
 }
 
-/* Takes ids, or rows if there is no table. Numbers are copied before they are checked. */
-static int take_inputs(sa_transformer_call *c, PyObject *module, PyObject *inputs, PyObject *starts, PyObject *cache) {
-    const bool by_ids = c->e.table != NULL;
-    if (by_ids ? !are_int64(inputs) : !sa_is_plain(inputs, sa_transformer_type(c), 2)) {
-        return sa_error(PyExc_TypeError, "%s must be a contiguous %s", by_ids ? "ids" : "rows",
-                        by_ids     ? "1-D array of int64"
-                        : c->e.f64 ? "2-D array of float64"
-                                   : "2-D array of float32");
-    }
-    if (!are_int64(starts)) {
-        return sa_error(PyExc_TypeError, "cu_seqlens must be a contiguous 1-D array of int64");
-    }
-    const npy_intp tokens = sa_dim(inputs, 0), offsets = PyArray_SIZE((PyArrayObject *)starts);
-    if (!by_ids && sa_dim(inputs, 1) != c->e.d) {
-        return sa_error(PyExc_ValueError, "rows must have %zd columns, not shape %s", c->e.d,
-                        sa_shape_of((PyArrayObject *)inputs));
-    }
-    PyObject *past = NULL;
-    if (cache != Py_None && take_cache(c, cache, offsets - 1, &past) < 0) {
-        return -1;
-    }
-    const npy_intp ids = by_ids ? tokens : 0;
-    c->numbers = sa_arena_take(module, (size_t)(ids + 2 * offsets + 1) * sizeof *c->numbers);
-    if (c->numbers == NULL) {
-        return -1;
-    }
-    int64_t *own_ids = c->numbers, *own_starts = c->numbers + ids, *own_past = past == NULL ? NULL : own_starts + offsets;
-    if (past != NULL) {
-        memcpy(own_past, sa_data(past), (size_t)(offsets - 1) * sizeof *own_past);
-    }
-    memcpy(own_starts, sa_data(starts), (size_t)offsets * sizeof *own_starts);
-    if (by_ids) {
-        memcpy(own_ids, sa_data(inputs), (size_t)ids * sizeof *own_ids);
-    } else {
-        c->rows = (PyArrayObject *)Py_NewRef(inputs);
-        c->e.rows = PyArray_DATA(c->rows);
-    }
-    if (check_starts(c, own_starts, offsets, tokens, own_past) < 0) {
-        return -1;
-    }
-    for (npy_intp i = 0; i < ids; ++i) {
-        if (own_ids[i] < 0 || own_ids[i] >= c->e.vocabulary) {
-            return sa_error(PyExc_ValueError, "ids must be in 0...%zd, ids[%zd] is %lld", c->e.vocabulary - 1, i,
-                            (long long)own_ids[i]);
-        }
-    }
-    c->e.tokens = tokens;
-    c->e.sequences = offsets - 1;
-    c->e.ids = own_ids;
-    c->e.cache.past = own_past;
-    c->e.starts = own_starts;
-    return check_mask(c);
-}
+_Static_assert(SA_EACH_ROW == 0 && SA_MEAN_ROW == 1 && SA_FIRST_ROW == 2 && SA_LAST_ROW == 3,
+               "the names of poolings are in this order");
 
-int sa_transformer_read(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *inputs, PyObject *starts,
-                        PyObject *cache) {
-    return take_model(c, sa_state_of(module), model) < 0 || take_inputs(c, module, inputs, starts, cache) < 0 ? -1 : 0;
+static const sa_field call_fields[] = {
+    FIELD(mask, read_mask, sa_transformer, mask),
+    FIELD(key_bias, read_key_bias, sa_transformer, key_bias),
+    FIELD(dropout, read_dropout, sa_transformer, layer),
+    CHOICE(pooling, sa_transformer, pooling, "None mean first last"),
+    FIELD(prompt_precision, read_precision, sa_transformer, prompt_precision),
+};
+const sa_record sa_call_record = SA_RECORD("Call", call_fields);
+
+int sa_transformer_read_model(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *call) {
+    reading r = {.c = c, .number = -1};
+    c->state = sa_state_of(module);
+    return take_model(c, model) < 0 ? -1 : sa_record_read(c->state, SA_CALL_RECORD, call, "a call", &r, &c->e);
 }

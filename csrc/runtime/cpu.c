@@ -20,9 +20,9 @@ typedef struct {
 } registers;
 
 /* Returns zeros for a leaf that the CPU does not have. */
-static registers cpuid(unsigned leaf, unsigned part) {
+static registers cpuid(unsigned leaf, unsigned subleaf) {
     registers r = {0, 0, 0, 0};
-    __get_cpuid_count(leaf, part, &r.eax, &r.ebx, &r.ecx, &r.edx);
+    __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
     return r;
 }
 

@@ -7,8 +7,10 @@
 
 /* The best comes first. */
 static const sa_kernels *const built[] = {
-#if defined(__x86_64__)
-    &sa_kernels_amx,     &sa_kernels_avx512bf16, &sa_kernels_avx512, &sa_kernels_avx2, &sa_kernels_baseline,
+#if defined(SA_FEW_SETS) && defined(__x86_64__) /* for sanitizers, under which kernels compile slowly */
+    &sa_kernels_avx2,
+#elif defined(__x86_64__)
+    &sa_kernels_amx, &sa_kernels_avx512bf16, &sa_kernels_avx512, &sa_kernels_avx2, &sa_kernels_baseline,
 #endif
 #if defined(__aarch64__)
     &sa_kernels_neon,
@@ -45,28 +47,30 @@ static int place_in_use(void) {
 
 const sa_kernels *sa_kernels_active(void) { return built[place_in_use()]; }
 
-/* Defines a function that returns the first unit of a table's list that this CPU runs. The answer is kept for each table, as a
- * virtual CPU answers slowly. */
-#define FIRST_THAT_RUNS(linkage, function, type, list)                                                                         \
-    linkage const type *function(void) {                                                                                       \
-        static _Atomic(const type *) found[BUILT];                                                                             \
-        static atomic_bool known[BUILT];                                                                                       \
-        const int table = place_in_use();                                                                                      \
-        if (!atomic_load(&known[table])) {                                                                                     \
-            const type *const *p = built[table]->list;                                                                         \
-            while (*p != NULL && !sa_cpu_runs((*p)->name)) {                                                                   \
-                ++p;                                                                                                           \
-            }                                                                                                                  \
-            atomic_store(&found[table], *p);                                                                                   \
-            atomic_store(&known[table], true);                                                                                 \
-        }                                                                                                                      \
-        return atomic_load(&found[table]);                                                                                     \
+/* Defines a function that returns the first unit of a table's list that this CPU runs. The answer is kept for each
+ * table, as a virtual CPU answers slowly. */
+#define FIRST_THAT_RUNS(linkage, function, type, list)                                                                 \
+    linkage const type *function(void) {                                                                               \
+        static _Atomic(const type *) found[BUILT];                                                                     \
+        static atomic_bool known[BUILT];                                                                               \
+        const int table = place_in_use();                                                                              \
+        if (!atomic_load(&known[table])) {                                                                             \
+            const type *const *p = built[table]->list;                                                                 \
+            while (*p != NULL && !sa_cpu_runs((*p)->name)) {                                                           \
+                ++p;                                                                                                   \
+            }                                                                                                          \
+            atomic_store(&found[table], *p);                                                                           \
+            atomic_store(&known[table], true);                                                                         \
+        }                                                                                                              \
+        return atomic_load(&found[table]);                                                                             \
     }
 FIRST_THAT_RUNS(static, int8_in_use, sa_compact_unit, int8)
 FIRST_THAT_RUNS(static, bf16_in_use, sa_compact_unit, bf16)
 FIRST_THAT_RUNS(, sa_gemv_active, sa_gemv_unit, gemv)
 
-const sa_compact_unit *sa_compact_active(sa_weights kind) { return kind == SA_WEIGHTS_INT8 ? int8_in_use() : bf16_in_use(); }
+const sa_compact_unit *sa_compact_active(sa_weights kind) {
+    return kind == SA_WEIGHTS_INT8 ? int8_in_use() : bf16_in_use();
+}
 
 const char *sa_isa_name(void) { return sa_kernels_active()->name; }
 

@@ -15,7 +15,8 @@ static double now(void) {
 
 enum { SA_LOOP_STEPS = 64, SA_LOOP_ROWS = 32 };
 
-/* Multiplies a tile `rounds` times. Returns the number of multiplications and additions, or 0 without a unit for them. */
+/* Multiplies a tile `rounds` times. Returns the number of multiplications and additions,
+ * or 0 without a unit for them. */
 static double product_loop(sa_weights kind, ptrdiff_t rounds) {
     const sa_compact_unit *unit = sa_compact_active(kind);
     char x[2 * SA_LOOP_ROWS * SA_LOOP_STEPS * SA_WORD] __attribute__((aligned(64)));

@@ -1,5 +1,5 @@
-/* Members of teams, for the files runtime/team*.c alone: both ways of running a team use them. A thread-local key finds a
- * member's team. */
+/* Members of teams, for the files runtime/team*.c alone: both ways of running a team use them.
+ * A thread-local key finds a member's team. */
 #ifndef SA_MEMBERS_H
 #define SA_MEMBERS_H
 
@@ -9,18 +9,18 @@
 #include <signal.h>
 #include <stdatomic.h>
 
-/* Counts the tasks of a part that are taken, in all calls of sa_share_tasks so far. */
+/* Counts the tasks of a share that are taken, in all calls of sa_share_tasks so far. */
 typedef struct {
     _Alignas(64) atomic_ptrdiff_t taken;
-} sa_part;
-enum { SA_MOST_PARTS = 8 };
+} sa_share_count;
+enum { SA_MOST_SHARES = 8 };
 
 typedef struct {
     sa_team_work *work;
     void *call;
     int size;                        /* this field and the next are for POSIX threads */
     _Alignas(64) atomic_int working; /* other threads that have not ended */
-    sa_part parts[SA_MOST_PARTS];
+    sa_share_count shares[SA_MOST_SHARES];
     _Alignas(64) atomic_int arrived; /* threads that wait at the barrier */
     atomic_uint barriers;            /* barriers that the team has passed */
 } sa_team;
@@ -30,11 +30,11 @@ typedef struct {
     sa_team *team;
     bool helps;
     int number;
-    ptrdiff_t taken; /* the tasks of each part that calls of sa_share_tasks before the next one have */
+    ptrdiff_t taken; /* the tasks of each share that calls of sa_share_tasks before the next one have */
 } sa_member;
 
-/* The key of a thread's sa_member; the member is NULL if the thread computes alone. A _Thread_local variable would be allocated
- * when a thread first reads it, and without memory the system would then end the process. */
+/* The key of a thread's sa_member; the member is NULL if the thread computes alone. A _Thread_local variable would be
+ * allocated when a thread first reads it, and without memory the system would then end the process. */
 extern pthread_key_t sa_mine;
 extern bool sa_has_key; /* false if other libraries have taken all keys; then each thread computes alone */
 
@@ -57,9 +57,13 @@ enum { SA_SPINS = 2000, SA_YIELDS = 10000, SA_PATIENCE = SA_SPINS + SA_YIELDS };
 void sa_wait_more(int n);
 static inline int sa_one_more(int n) { return n < SA_PATIENCE ? n + 1 : n; }
 
-/* Blocks all signals but a thread's own errors: here until sa_unblock_signals, and for good in threads that start meanwhile. */
+/* Blocks all signals but a thread's own errors: here until sa_unblock_signals,
+ * and for good in threads that start meanwhile. */
 void sa_block_signals(sigset_t *before);
 static inline void sa_unblock_signals(const sigset_t *before) { pthread_sigmask(SIG_SETMASK, before, NULL); }
+
+/* Returns n, or the number given to sa_limit_num_threads if that is less. */
+int sa_at_most_limit(int n);
 
 /* team_openmp.c and team_posix.c each define the following. */
 int sa_team_threads(void); /* the number of threads that the environment sets for the calling thread */

@@ -1,4 +1,5 @@
-/* Counts threads, and implements waiting, and the tasks and barriers of a team. team_openmp.c or team_posix.c runs the team. */
+/* Counts threads, and implements waiting, and the tasks and barriers of a team.
+ * team_openmp.c or team_posix.c runs the team. */
 #if !defined(__wasm__)
 #include "runtime/members.h"
 
@@ -8,7 +9,7 @@
 #include "selfattn.h"
 
 static int first_number; /* the number when the library was loaded */
-static atomic_int chosen_number;
+static atomic_int chosen_number, limit = SA_MOST_THREADS;
 
 int sa_most_threads(void) {
     const int now = sa_team_threads();
@@ -17,9 +18,16 @@ int sa_most_threads(void) {
 
 int sa_get_num_threads(void) {
     const int chosen = atomic_load_explicit(&chosen_number, memory_order_relaxed), most = sa_most_threads();
-    const int n = chosen > 0 ? chosen : sa_team_threads();
+    const int n = chosen > 0 ? chosen : sa_at_most_limit(sa_team_threads());
     return n < most ? n : most;
 }
+
+int sa_at_most_limit(int n) {
+    const int most = atomic_load_explicit(&limit, memory_order_relaxed);
+    return n < most ? n : most;
+}
+
+void sa_limit_num_threads(int n) { atomic_store_explicit(&limit, n, memory_order_relaxed); }
 
 void sa_set_num_threads(int n) { atomic_store_explicit(&chosen_number, n, memory_order_relaxed); }
 
@@ -90,14 +98,16 @@ void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
         }
         return;
     }
-    /* Tasks are in parts. A thread begins with its own, whose rows are often in its caches from the phase before, and then takes
-     * what is left of other parts. All threads call this for the same tasks in the same order, and leave when all are taken. */
+    /* Tasks are in shares. A thread begins with its own, whose rows are often in its caches from the phase before, and
+     * then takes what is left of others. All threads call this for the same tasks in the same order, and leave
+     * when all are taken. */
     sa_member *m = sa_me();
-    const int parts = team < SA_MOST_PARTS ? team : SA_MOST_PARTS, own = m->number * parts / team;
-    const ptrdiff_t before = m->taken, end = before + (tasks + parts - 1) / parts; /* the last task of a part may be none */
-    for (int i = 0; i < parts; ++i) {
-        const sa_share share = sa_share_of(tasks, (own + i) % parts, parts);
-        atomic_ptrdiff_t *taken = &m->team->parts[(own + i) % parts].taken;
+    const int shares = team < SA_MOST_SHARES ? team : SA_MOST_SHARES, own = m->number * shares / team;
+    /* The last shares may have a task less. */
+    const ptrdiff_t before = m->taken, end = before + (tasks + shares - 1) / shares;
+    for (int i = 0; i < shares; ++i) {
+        const sa_share share = sa_share_of(tasks, (own + i) % shares, shares);
+        atomic_ptrdiff_t *taken = &m->team->shares[(own + i) % shares].taken;
         ptrdiff_t n = atomic_load_explicit(taken, memory_order_relaxed);
         while (n < end) {
             sa_let_others_take();

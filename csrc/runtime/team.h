@@ -5,9 +5,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Calls work on each thread of a team, whose first thread is the caller, and returns when all calls have ended. The team has
- * fewer threads than `threads` if the system has no more or if other teams compute. A team of one, or inside another team, is a
- * plain call. */
+/* Calls work on each thread of a team, whose first thread is the caller, and returns when all calls have ended. The
+ * team has fewer threads than `threads` if the system has no more or if other teams compute. A team of one, or inside
+ * another team, is a plain call. */
 typedef void sa_team_work(void *call, int thread, int team);
 #if defined(__wasm__)
 #define SA_MOST_THREADS 1 /* team_none.c */
@@ -23,15 +23,16 @@ static inline void sa_run_team(int threads, sa_team_work *work, void *call) {
     }
 }
 
-/* Called before a thread takes a task. Small calls end before a second thread has begun; for ThreadSanitizer the first thread
- * waits. */
+/* Called before a thread takes a task. Small calls end before a second thread has begun;
+ * for ThreadSanitizer the first thread waits. */
 #if defined(SA_SHOW_RACES)
 void sa_let_others_take(void);
 #else
 static inline void sa_let_others_take(void) {}
 #endif
 
-/* Every thread of the team calls this, and takes tasks: first of its own share, then of others. No thread waits at the end. */
+/* Every thread of the team calls this, and takes tasks: first of its own share, then of others.
+ * No thread waits at the end. */
 typedef void sa_task(void *call, ptrdiff_t t);
 void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call);
 
@@ -50,8 +51,8 @@ static inline sa_share sa_share_of(ptrdiff_t tasks, int thread, int team) {
     return (sa_share){from, from + each + (thread < more)};
 }
 
-/* The most threads that the calling thread may use: OpenMP's number if somebody, such as threadpoolctl or PyTorch, has lowered
- * it after the library was loaded. */
+/* The most threads that the calling thread may use: OpenMP's number if somebody, such as threadpoolctl or PyTorch, has
+ * lowered it after the library was loaded. */
 int sa_most_threads(void);
 
 /* The name of the library or system that runs teams, and the library's file ("" if there is none). */
@@ -61,7 +62,8 @@ const char *sa_team_library(void);
 /* True if this thread is in a team and is not the caller. */
 bool sa_is_helper(void);
 
-/* Returns a thread for each `enough` of the work (see the constants SA_…_PER_THREAD), at most `tasks` and at most `most`. */
+/* Returns a thread for each `enough` of the work (see the constants SA_…_PER_THREAD),
+ * at most `tasks` and at most `most`. */
 static inline int sa_threads_for(double work, double enough, double tasks, int most) {
     if (work < enough) {
         return 1;

@@ -1,4 +1,5 @@
-/* A team where there are no threads, as in a browser: the caller alone. It replaces team.c and the other ways of running a team. */
+/* A team where there are no threads, as in a browser: the caller alone.
+ * It replaces team.c and the other ways of running a team. */
 #if defined(__wasm__)
 #include "runtime/team.h"
 
@@ -9,6 +10,8 @@ int sa_most_threads(void) { return 1; }
 int sa_get_num_threads(void) { return 1; }
 
 void sa_set_num_threads(int n) { (void)n; }
+
+void sa_limit_num_threads(int n) { (void)n; }
 
 const char *sa_team_name(void) { return "no threads"; }
 

@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <omp.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "selfattn.h"
 
@@ -20,11 +21,30 @@ const char *sa_team_library(void) {
 
 int sa_team_threads(void) {
     const int most = omp_get_thread_limit() < SA_MOST_THREADS ? omp_get_thread_limit() : SA_MOST_THREADS;
-    return omp_get_max_threads() < most ? omp_get_max_threads() : most;
+    const int n = omp_get_max_threads(); /* libgomp's is negative if OMP_NUM_THREADS is above 2^31 */
+    return 0 < n && n < most ? n : most;
 }
 
-/* libgomp keeps threads for each calling thread. A smaller region would end some of them, and the next large region would start
- * new ones. So regions keep their size for a while, and threads that a team does not need do nothing in them. */
+/* True if OpenMP's other threads have too small stacks for a kernel: then each thread computes alone. */
+static bool small_stacks;
+enum { SMALLEST_STACK = 128 << 10 };
+
+/* Reads a size as OpenMP does: a number, and its unit, which is K by default. */
+static bool is_too_small(const char *size) {
+    char *unit = NULL;
+    const unsigned long long n = size ? strtoull(size, &unit, 10) : 0;
+    if (size == NULL || unit == size) {
+        return false;
+    }
+    unit += strspn(unit, " \t");
+    const int letter = *unit | 32; /* in lower case */
+    const int shift = letter == 'b' ? 0 : letter == 'm' ? 20 : letter == 'g' ? 30 : 10;
+    return n < SMALLEST_STACK && n << shift < SMALLEST_STACK;
+}
+
+/* libgomp keeps threads for each calling thread. A smaller region would end some of them, and the next large region
+ * would start new ones. So regions keep their size for a while, and threads that a team does not need do nothing in
+ * them. */
 typedef struct {
     int size;
     int calls, needed; /* calls since `size` threads were needed, and the most threads that one of these calls needed */
@@ -61,8 +81,8 @@ static int region_for(pool *p, int team) {
     return needed;
 }
 
-/* libgomp ends the process if it cannot start a thread, because a container or ulimit has a limit or there is no memory. So the
- * same number of threads is first started here, all at once. */
+/* libgomp ends the process if it cannot start a thread, because a container or ulimit has a limit or there is no
+ * memory. So the same number of threads is first started here, all at once. */
 #define MEMORY_FOR(threads) ((size_t)(threads) * 1024 + 16384) /* bytes; libgomp allocates less for a team */
 
 static void *wait_for_lock(void *lock) {
@@ -128,7 +148,7 @@ static void run_region(pool *p, int threads, sa_team_work *work, void *call) {
 static atomic_int computing;
 
 void sa_run_team_of(int threads, sa_team_work *work, void *call) {
-    pool *p = sa_has_key && !omp_in_parallel() ? my_pool() : NULL;
+    pool *p = sa_has_key && !small_stacks && !omp_in_parallel() ? my_pool() : NULL;
     if (p == NULL) {
         work(call, 0, 1);
         return;
@@ -138,11 +158,11 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     do { /* a team gets the CPUs that no other team uses, and all that it wants if it is the only team */
         n = wanted;
         if (others > 0) {
-            const int cpus = omp_get_num_procs(), left = (cpus > wanted ? cpus : wanted) - others;
+            const int cpus = sa_at_most_limit(omp_get_num_procs()), left = (cpus > wanted ? cpus : wanted) - others;
             n = left < 1 ? 1 : left < wanted ? left : wanted;
         }
-    } while (
-        !atomic_compare_exchange_weak_explicit(&computing, &others, others + n, memory_order_relaxed, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&computing, &others, others + n, memory_order_relaxed,
+                                                    memory_order_relaxed));
     if (n == 1) {
         work(call, 0, 1);
     } else {
@@ -151,8 +171,8 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     atomic_fetch_sub_explicit(&computing, n, memory_order_relaxed);
 }
 
-/* A forked child has none of the pool's threads, and libgomp would wait for them. So the forking thread ends its pool before it
- * forks. Pools of other threads continue in the parent. */
+/* A forked child has none of the pool's threads, and libgomp would wait for them. So the forking thread ends its pool
+ * before it forks. Pools of other threads continue in the parent. */
 static void before_fork(void) {
     omp_pause_resource_all(omp_pause_hard);
     pool *p = pthread_getspecific(kept);
@@ -168,6 +188,8 @@ int kmp_get_blocktime(void);
 #pragma weak kmp_get_blocktime
 
 bool sa_begin_teams(void) {
+    const char *size = getenv("OMP_STACKSIZE");
+    small_stacks = is_too_small(size ? size : getenv("GOMP_STACKSIZE"));
     return pthread_key_create(&kept, free) == 0 &&
            pthread_atfork(kmp_get_blocktime == NULL ? before_fork : NULL, NULL, after_fork_child) == 0;
 }

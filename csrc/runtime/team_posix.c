@@ -1,5 +1,5 @@
-/* Runs a team on POSIX threads of its own: for compilers without OpenMP, such as Apple's, and for ThreadSanitizer, which does
- * not understand OpenMP's library. */
+/* Runs a team on POSIX threads of its own: for compilers without OpenMP, such as Apple's, and for ThreadSanitizer,
+ * which does not understand OpenMP's library. */
 #if !defined(_OPENMP) && !defined(__wasm__)
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* for sched_getaffinity */
@@ -19,14 +19,15 @@ static int cpus(void) {
 #if defined(__linux__)
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) {
-        return CPU_COUNT(&set);
+        return sa_at_most_limit(CPU_COUNT(&set));
     }
 #endif
     const long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n < 1 ? 1 : n < SA_MOST_THREADS ? (int)n : SA_MOST_THREADS;
+    return sa_at_most_limit(n < 1 ? 1 : n < SA_MOST_THREADS ? (int)n : SA_MOST_THREADS);
 }
 
-/* The first number of OMP_NUM_THREADS, by which people limit every library, or else the number of this process's CPUs. */
+/* The first number of OMP_NUM_THREADS, by which people limit every library,
+ * or else the number of this process's CPUs. */
 static int first_number_of_threads(void) {
     const char *text = getenv("OMP_NUM_THREADS");
     if (text != NULL) {
@@ -65,7 +66,8 @@ static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static int started;          /* workers started so far */
 static worker *free_workers; /* the one that worked last comes first, as it is still awake */
 
-/* The worker takes the team to begin, or the caller takes it back to do that work itself. True for the one that is first. */
+/* The worker takes the team to begin, or the caller takes it back to do that work itself.
+ * True for the one that is first. */
 static bool take_from(worker *w, sa_team *team) { return atomic_compare_exchange_strong(&w->team, &team, NULL); }
 
 static void sleep_until_given(worker *w) {
@@ -133,8 +135,8 @@ static worker *start_worker(void) {
     return runs ? w : NULL;
 }
 
-/* Returns a list of at most `wanted` free workers. In all there are no more workers than the CPUs or the largest team need:
- * Python threads that compute at the same time divide the workers. */
+/* Returns a list of at most `wanted` free workers. In all there are no more workers than the CPUs or the largest team
+ * need: Python threads that compute at the same time divide the workers. */
 static worker *take_workers(int wanted, int *got) {
     worker *taken = NULL;
     pthread_mutex_lock(&pool_lock);

@@ -1,9 +1,10 @@
-/* AMX with bfloat16, added to simd/avx512.h. There are eight tile registers of 16 rows of 64 bytes. dot multiplies a, 16×32
- * bfloat16, by b, whose rows hold 16 pairs:
+/* AMX with bfloat16, added to simd/avx512.h. There are eight tile registers of 16 rows of 64 bytes. dot multiplies a,
+ * 16×32 bfloat16, by b, whose rows hold 16 pairs:
  *
  *     c[i][l] += Σ_k a[i][2k]·b[k][l].first + a[i][2k+1]·b[k][l].second
  *
- * Each of the two sums is fused, starts at zero, and is then added to c. Results below 2^−126 become 0. */
+ * Each of the two sums is fused, starts at zero, and is then added to c. Results below 2^−126 become 0.
+ * Comes after simd/avx512.h. */
 #define SA_HAS_TILES 1
 
 #define SA_TILE_ZERO(t) _tile_zero(t)
@@ -50,7 +51,8 @@ SA_VERB unsigned sa_flush_subnormals(void) {
 }
 SA_VERB void sa_restore_subnormals(unsigned before) { _mm_setcsr(before); }
 
-/* The upper half of the result is the nearest bfloat16, ties away from zero. Here and below x is finite and below 2^127. */
+/* The upper half of the result is the nearest bfloat16, ties away from zero.
+ * Here and below x is finite and below 2^127. */
 SA_VERB vf32 vf32_bf16_half_up(vf32 x) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000)));
 }

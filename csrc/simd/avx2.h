@@ -1,4 +1,8 @@
 /* The verbs of kernels/README.md for AVX2 with FMA. In lane masks the bits of a lane are all ones or all zeros. */
+#include "simd/macros.h"
+
+#include <immintrin.h>
+
 #define SA_FMA_IS_FUSED 1
 #define SA_VECTOR_REGISTERS 16
 /* Keeps a vector in its register: GCC would load it again. */
@@ -11,31 +15,35 @@ typedef __m256d mf64;
 typedef __m256i vu32;
 
 static const int32_t sa_avx2_prefix_masks[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
-SA_VERB __m256i sa_avx2_prefix_f32(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - n)); }
-SA_VERB __m256i sa_avx2_prefix_f64(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - 2 * n)); }
+SA_VERB __m256i sa_avx2_prefix_f32(int n) {
+    return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - n));
+}
+SA_VERB __m256i sa_avx2_prefix_f64(int n) {
+    return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - 2 * n));
+}
 
 /* Verbs that are one instruction for either type: t is f32 or f64, and the instruction's name ends in ps or pd. */
-#define SA_AVX2_VERBS(t, real, ps)                                                                                             \
-    SA_VERB v##t v##t##_load(const real *p) { return _mm256_loadu_##ps(p); }                                                   \
-    SA_VERB void v##t##_store(real *p, v##t a) { _mm256_storeu_##ps(p, a); }                                                   \
-    SA_VERB v##t v##t##_load_n(const real *p, int n) { return _mm256_maskload_##ps(p, sa_avx2_prefix_##t(n)); }                \
-    SA_VERB void v##t##_store_n(real *p, v##t a, int n) { _mm256_maskstore_##ps(p, sa_avx2_prefix_##t(n), a); }                \
-    SA_VERB v##t v##t##_set1(real x) { return _mm256_set1_##ps(x); }                                                           \
-    SA_VERB v##t v##t##_fma(v##t a, v##t b, v##t c) { return _mm256_fmadd_##ps(a, b, c); }                                     \
-    SA_VERB v##t v##t##_max(v##t a, v##t b) { return _mm256_max_##ps(a, b); }                                                  \
-    SA_VERB v##t v##t##_min(v##t a, v##t b) { return _mm256_min_##ps(a, b); }                                                  \
-    SA_VERB v##t v##t##_abs(v##t a) { return _mm256_andnot_##ps(_mm256_set1_##ps(-(real)0.0), a); }                            \
-    SA_VERB v##t v##t##_sqrt(v##t a) { return _mm256_sqrt_##ps(a); }                                                           \
-    SA_VERB v##t v##t##_copysign(v##t a, v##t s) {                                                                             \
-        const v##t sign = _mm256_set1_##ps(-(real)0.0);                                                                        \
-        return _mm256_or_##ps(_mm256_andnot_##ps(sign, a), _mm256_and_##ps(sign, s));                                          \
-    }                                                                                                                          \
-    SA_VERB m##t v##t##_lt(v##t a, v##t b) { return _mm256_cmp_##ps(a, b, _CMP_LT_OQ); }                                       \
-    SA_VERB m##t v##t##_not_lt(v##t a, v##t b) { return _mm256_cmp_##ps(a, b, _CMP_NLT_UQ); }                                  \
-    SA_VERB m##t v##t##_eq(v##t a, v##t b) { return _mm256_cmp_##ps(a, b, _CMP_EQ_OQ); }                                       \
-    SA_VERB m##t v##t##_both(m##t a, m##t b) { return _mm256_and_##ps(a, b); }                                                 \
-    SA_VERB v##t v##t##_select(m##t m, v##t yes, v##t no) { return _mm256_blendv_##ps(no, yes, m); }                           \
-    SA_VERB v##t v##t##_zero_unless(m##t m, v##t a) { return _mm256_and_##ps(m, a); }                                          \
+#define SA_AVX2_VERBS(t, real, ps)                                                                                     \
+    SA_VERB v##t v##t##_load(const real *p) { return _mm256_loadu_##ps(p); }                                           \
+    SA_VERB void v##t##_store(real *p, v##t a) { _mm256_storeu_##ps(p, a); }                                           \
+    SA_VERB v##t v##t##_load_n(const real *p, int n) { return _mm256_maskload_##ps(p, sa_avx2_prefix_##t(n)); }        \
+    SA_VERB void v##t##_store_n(real *p, v##t a, int n) { _mm256_maskstore_##ps(p, sa_avx2_prefix_##t(n), a); }        \
+    SA_VERB v##t v##t##_set1(real x) { return _mm256_set1_##ps(x); }                                                   \
+    SA_VERB v##t v##t##_fma(v##t a, v##t b, v##t c) { return _mm256_fmadd_##ps(a, b, c); }                             \
+    SA_VERB v##t v##t##_max(v##t a, v##t b) { return _mm256_max_##ps(a, b); }                                          \
+    SA_VERB v##t v##t##_min(v##t a, v##t b) { return _mm256_min_##ps(a, b); }                                          \
+    SA_VERB v##t v##t##_abs(v##t a) { return _mm256_andnot_##ps(_mm256_set1_##ps(-(real)0.0), a); }                    \
+    SA_VERB v##t v##t##_sqrt(v##t a) { return _mm256_sqrt_##ps(a); }                                                   \
+    SA_VERB v##t v##t##_copysign(v##t a, v##t s) {                                                                     \
+        const v##t sign = _mm256_set1_##ps(-(real)0.0);                                                                \
+        return _mm256_or_##ps(_mm256_andnot_##ps(sign, a), _mm256_and_##ps(sign, s));                                  \
+    }                                                                                                                  \
+    SA_VERB m##t v##t##_lt(v##t a, v##t b) { return _mm256_cmp_##ps(a, b, _CMP_LT_OQ); }                               \
+    SA_VERB m##t v##t##_not_lt(v##t a, v##t b) { return _mm256_cmp_##ps(a, b, _CMP_NLT_UQ); }                          \
+    SA_VERB m##t v##t##_eq(v##t a, v##t b) { return _mm256_cmp_##ps(a, b, _CMP_EQ_OQ); }                               \
+    SA_VERB m##t v##t##_both(m##t a, m##t b) { return _mm256_and_##ps(a, b); }                                         \
+    SA_VERB v##t v##t##_select(m##t m, v##t yes, v##t no) { return _mm256_blendv_##ps(no, yes, m); }                   \
+    SA_VERB v##t v##t##_zero_unless(m##t m, v##t a) { return _mm256_and_##ps(m, a); }                                  \
     SA_VERB int v##t##_any(m##t m) { return _mm256_movemask_##ps(m) != 0; }
 
 #define SA_F32_LANES 8
@@ -129,11 +137,14 @@ SA_VERB vu32 vu32_load(const uint32_t *p) { return _mm256_loadu_si256((const __m
 SA_VERB void vu32_store(uint32_t *p, vu32 a) { _mm256_storeu_si256((__m256i *)p, a); }
 SA_VERB vu32 vu32_set1(uint32_t x) { return _mm256_set1_epi32((int)x); }
 SA_VERB uint32_t vu32_nonzero_bytes(const char *p) {
-    const __m256i zero = _mm256_cmpeq_epi8(_mm256_loadu_si256((const __m256i *)(const void *)p), _mm256_setzero_si256());
+    const __m256i zero =
+        _mm256_cmpeq_epi8(_mm256_loadu_si256((const __m256i *)(const void *)p), _mm256_setzero_si256());
     return ~(uint32_t)_mm256_movemask_epi8(zero);
 }
 SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return _mm256_xor_si256(a, b); }
-SA_VERB vu32 vu32_rotate(vu32 a, int n) { return _mm256_or_si256(_mm256_slli_epi32(a, n), _mm256_srli_epi32(a, 32 - n)); }
+SA_VERB vu32 vu32_rotate(vu32 a, int n) {
+    return _mm256_or_si256(_mm256_slli_epi32(a, n), _mm256_srli_epi32(a, 32 - n));
+}
 SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return _mm256_mullo_epi32(a, b); }
 SA_VERB vu32 vu32_mul_hi(vu32 a, vu32 b) {
     __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(a, b), 32);

@@ -1,4 +1,8 @@
 /* The verbs of kernels/README.md for AVX-512 (F, BW, DQ, VL). */
+#include "simd/macros.h"
+
+#include <immintrin.h>
+
 #define SA_FMA_IS_FUSED 1
 #define SA_VECTOR_REGISTERS 32
 
@@ -9,26 +13,26 @@ typedef __mmask8 mf64;
 typedef __m512i vu32;
 
 /* Verbs that are one instruction for either type: t is f32 or f64, and the instruction's name ends in ps or pd. */
-#define SA_AVX512_VERBS(t, real, ps)                                                                                           \
-    SA_VERB v##t v##t##_load(const real *p) { return _mm512_loadu_##ps(p); }                                                   \
-    SA_VERB void v##t##_store(real *p, v##t a) { _mm512_storeu_##ps(p, a); }                                                   \
-    SA_VERB v##t v##t##_load_n(const real *p, int n) { return _mm512_maskz_loadu_##ps((m##t)((1u << n) - 1), p); }             \
-    SA_VERB void v##t##_store_n(real *p, v##t a, int n) { _mm512_mask_storeu_##ps(p, (m##t)((1u << n) - 1), a); }              \
-    SA_VERB v##t v##t##_set1(real x) { return _mm512_set1_##ps(x); }                                                           \
-    SA_VERB v##t v##t##_fma(v##t a, v##t b, v##t c) { return _mm512_fmadd_##ps(a, b, c); }                                     \
-    SA_VERB v##t v##t##_max(v##t a, v##t b) { return _mm512_max_##ps(a, b); }                                                  \
-    SA_VERB v##t v##t##_min(v##t a, v##t b) { return _mm512_min_##ps(a, b); }                                                  \
-    SA_VERB v##t v##t##_abs(v##t a) { return _mm512_abs_##ps(a); }                                                             \
-    SA_VERB v##t v##t##_sqrt(v##t a) { return _mm512_sqrt_##ps(a); }                                                           \
-    SA_VERB v##t v##t##_copysign(v##t a, v##t s) {                                                                             \
-        return _mm512_or_##ps(_mm512_abs_##ps(a), _mm512_and_##ps(s, _mm512_set1_##ps(-(real)0.0)));                           \
-    }                                                                                                                          \
-    SA_VERB m##t v##t##_lt(v##t a, v##t b) { return _mm512_cmp_##ps##_mask(a, b, _CMP_LT_OQ); }                                \
-    SA_VERB m##t v##t##_not_lt(v##t a, v##t b) { return _mm512_cmp_##ps##_mask(a, b, _CMP_NLT_UQ); }                           \
-    SA_VERB m##t v##t##_eq(v##t a, v##t b) { return _mm512_cmp_##ps##_mask(a, b, _CMP_EQ_OQ); }                                \
-    SA_VERB m##t v##t##_both(m##t a, m##t b) { return (m##t)(a & b); }                                                         \
-    SA_VERB v##t v##t##_select(m##t m, v##t yes, v##t no) { return _mm512_mask_blend_##ps(m, no, yes); }                       \
-    SA_VERB v##t v##t##_zero_unless(m##t m, v##t a) { return _mm512_maskz_mov_##ps(m, a); }                                    \
+#define SA_AVX512_VERBS(t, real, ps)                                                                                   \
+    SA_VERB v##t v##t##_load(const real *p) { return _mm512_loadu_##ps(p); }                                           \
+    SA_VERB void v##t##_store(real *p, v##t a) { _mm512_storeu_##ps(p, a); }                                           \
+    SA_VERB v##t v##t##_load_n(const real *p, int n) { return _mm512_maskz_loadu_##ps((m##t)((1u << n) - 1), p); }     \
+    SA_VERB void v##t##_store_n(real *p, v##t a, int n) { _mm512_mask_storeu_##ps(p, (m##t)((1u << n) - 1), a); }      \
+    SA_VERB v##t v##t##_set1(real x) { return _mm512_set1_##ps(x); }                                                   \
+    SA_VERB v##t v##t##_fma(v##t a, v##t b, v##t c) { return _mm512_fmadd_##ps(a, b, c); }                             \
+    SA_VERB v##t v##t##_max(v##t a, v##t b) { return _mm512_max_##ps(a, b); }                                          \
+    SA_VERB v##t v##t##_min(v##t a, v##t b) { return _mm512_min_##ps(a, b); }                                          \
+    SA_VERB v##t v##t##_abs(v##t a) { return _mm512_abs_##ps(a); }                                                     \
+    SA_VERB v##t v##t##_sqrt(v##t a) { return _mm512_sqrt_##ps(a); }                                                   \
+    SA_VERB v##t v##t##_copysign(v##t a, v##t s) {                                                                     \
+        return _mm512_or_##ps(_mm512_abs_##ps(a), _mm512_and_##ps(s, _mm512_set1_##ps(-(real)0.0)));                   \
+    }                                                                                                                  \
+    SA_VERB m##t v##t##_lt(v##t a, v##t b) { return _mm512_cmp_##ps##_mask(a, b, _CMP_LT_OQ); }                        \
+    SA_VERB m##t v##t##_not_lt(v##t a, v##t b) { return _mm512_cmp_##ps##_mask(a, b, _CMP_NLT_UQ); }                   \
+    SA_VERB m##t v##t##_eq(v##t a, v##t b) { return _mm512_cmp_##ps##_mask(a, b, _CMP_EQ_OQ); }                        \
+    SA_VERB m##t v##t##_both(m##t a, m##t b) { return (m##t)(a & b); }                                                 \
+    SA_VERB v##t v##t##_select(m##t m, v##t yes, v##t no) { return _mm512_mask_blend_##ps(m, no, yes); }               \
+    SA_VERB v##t v##t##_zero_unless(m##t m, v##t a) { return _mm512_maskz_mov_##ps(m, a); }                            \
     SA_VERB int v##t##_any(m##t m) { return m != 0; }
 
 #define SA_F32_LANES 16
@@ -50,12 +54,18 @@ SA_VERB void vf32_store_bytes(uint8_t *p, vf32 a) {
     _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 SA_VERB vf32 vf32_power(vf32 t) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23)); }
-SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
+SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) {
+    return SA_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) {
     return SA_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
-SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
-SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
+SA_VERB vf32 vf32_even(vf32 a, vf32 b) {
+    return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+}
+SA_VERB vf32 vf32_odd(vf32 a, vf32 b) {
+    return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
 /* Shuffles inside quarters and then of quarters need no indices. */
 #define SA_HAS_SUM_EACH 1
 SA_VERB __m512 sa_add_quarters(__m512 a, __m512 b) {
@@ -66,7 +76,8 @@ SA_VERB vf32 vf32_sum_each(const vf32 *a) {
     __m512 four[4];
     SA_UNROLL
     for (int i = 0; i < 8; ++i) {
-        two[i] = _mm512_castps_pd(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]) + _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+        two[i] =
+            _mm512_castps_pd(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]) + _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
     }
     SA_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -93,7 +104,8 @@ SA_VERB void vf32_transpose(vf32 *a) {
     SA_UNROLL
     for (int i = 0; i < 4; ++i) {
         const __m512 x = _mm512_shuffle_f32x4(b[i], b[i + 4], 0x88), y = _mm512_shuffle_f32x4(b[i], b[i + 4], 0xdd);
-        const __m512 z = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0x88), w = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0xdd);
+        const __m512 z = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0x88),
+                     w = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0xdd);
         a[i] = _mm512_shuffle_f32x4(x, z, 0x88);
         a[i + 4] = _mm512_shuffle_f32x4(y, w, 0x88);
         a[i + 8] = _mm512_shuffle_f32x4(x, z, 0xdd);
@@ -105,13 +117,15 @@ SA_VERB void vf32_transpose(vf32 *a) {
 SA_VERB __m512 sa_four_quarters(const float *x, ptrdiff_t stride) {
     const __m512 first = _mm512_castps128_ps512(_mm_loadu_ps(x));
     const __m512 two = _mm512_insertf32x4(first, _mm_loadu_ps(x + 4 * stride), 1);
-    return _mm512_insertf32x4(_mm512_insertf32x4(two, _mm_loadu_ps(x + 8 * stride), 2), _mm_loadu_ps(x + 12 * stride), 3);
+    return _mm512_insertf32x4(_mm512_insertf32x4(two, _mm_loadu_ps(x + 8 * stride), 2), _mm_loadu_ps(x + 12 * stride),
+                              3);
 }
 SA_VERB void vf32_load_transposed(const float *x, ptrdiff_t stride, vf32 *to) {
     const __m512 a = sa_four_quarters(x, stride), b = sa_four_quarters(x + stride, stride);
     const __m512 c = sa_four_quarters(x + 2 * stride, stride), d = sa_four_quarters(x + 3 * stride, stride);
     const __m512d ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b)), cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
-    const __m512d ab_hi = _mm512_castps_pd(_mm512_unpackhi_ps(a, b)), cd_hi = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+    const __m512d ab_hi = _mm512_castps_pd(_mm512_unpackhi_ps(a, b)),
+                  cd_hi = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
     to[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
     to[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
     to[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab_hi, cd_hi));
@@ -132,7 +146,8 @@ SA_VERB void vf32_store_f16(char *p, vf32 x) {
 SA_VERB void vf32_store_bf16(char *p, vf32 x) {
     const __m512i bits = _mm512_castps_si512(x), high = _mm512_srli_epi32(bits, 16);
     const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
-    const __m512i nearest = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+    const __m512i nearest =
+        _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
     const __m512i quiet = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, nearest, quiet)));
@@ -143,8 +158,10 @@ SA_VERB vf32 vf32_load_pairs(const char *row, ptrdiff_t n) {
 }
 /* 16 pairs of a number of each row; rows have n and m numbers, then zeros. */
 SA_VERB vf32 vf32_zip_pairs(const char *row, ptrdiff_t n, const char *other, ptrdiff_t m) {
-    const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(n >= 16 ? 0xffff : (1 << n) - 1), row));
-    const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(m >= 16 ? 0xffff : (1 << m) - 1), other));
+    const __m512i a =
+        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(n >= 16 ? 0xffff : (1 << n) - 1), row));
+    const __m512i b =
+        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(m >= 16 ? 0xffff : (1 << m) - 1), other));
     return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
 }
 /* True if one of 32 bfloat16 is NaN, or neither 0 nor from 2^least to below 2^most in magnitude. */

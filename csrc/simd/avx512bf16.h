@@ -1,4 +1,5 @@
-/* Products of bfloat16 pairs (AVX512_BF16), added to simd/avx512.h. Subnormals count as 0, and become 0. */
+/* Products of bfloat16 pairs (AVX512_BF16), added to simd/avx512.h. Subnormals count as 0, and become 0.
+ * Comes after simd/avx512.h. */
 #define SA_HAS_BF16_PRODUCTS 1
 
 /* sum + a.first·b.first + a.second·b.second, in two fused steps. */
@@ -11,7 +12,8 @@ SA_VERB vf32 vf32_round_pairs(vf32 a, vf32 b) {
                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(b, a)));
 }
-/* Pairs of two rows' elements: the first (last) four of each quarter of 32. first_quarters, last_quarters restore the order. */
+/* Pairs of two rows' elements: the first (last) four of each quarter of 32.
+ * first_quarters, last_quarters restore the order. */
 SA_VERB vf32 vf32_zip_low_pairs(vf32 a, vf32 b) {
     return _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }

@@ -2,6 +2,8 @@
 #ifndef SA_BITS_H
 #define SA_BITS_H
 
+#include "simd/macros.h"
+
 SA_INLINE uint8_t sa_uint8_swapped(uint8_t x) { return x; }
 SA_INLINE uint16_t sa_uint16_swapped(uint16_t x) { return __builtin_bswap16(x); }
 SA_INLINE uint32_t sa_uint32_swapped(uint32_t x) { return __builtin_bswap32(x); }

@@ -1,15 +1,17 @@
 /* 2^x, e^x and tanh. csrc/tests/test_exp.c measures errors over every float32.
  *
- * exp2: 2^x = 2^n · p(f), x = n + f, n the nearest integer, f exact. p is minimax with p(0) = 1: degree 6 (relative error
- * 2.0e-9), float64 11 (3.4e-18). Within 1 ulp for results from FLT_MIN (DBL_MIN) on; smaller results are 0, as for −inf.
- * x must stay below 127.5 (1023.5): callers subtract a maximum. NaN stays NaN: "not less than" passes it, and p is multiplied
- * by 2^n, as adding n to the exponent could make a number of it. */
+ * exp2: 2^x = 2^n · p(f), x = n + f, n the nearest integer, f exact. p is minimax with p(0) = 1: degree 6 (relative
+ * error 2.0e-9), float64 11 (3.4e-18). Within 1 ulp for results from FLT_MIN (DBL_MIN) on; smaller results are 0, as
+ * for −inf. x must stay below 127.5 (1023.5): callers subtract a maximum. NaN stays NaN: "not less than" passes it, and
+ * p is multiplied by 2^n, as adding n to the exponent could make a number of it.
+ * Comes after simd/real.h. */
 
 #if SA_REAL_IS_F64
 #define SA_EXP2_LEAST (-1022.0)
-#define SA_ROUND_MAGIC (6755399441055744.0 + 1023) /* 1.5·2^52: adding it leaves an integer, plus 1023, in the low bits */
-#define SA_SPLIT_MAGIC 100663296.0                 /* 1.5·2^26: adding it rounds to multiples of 2^−26 */
-#define SA_LN2_HI 0x1.62e42feep-1                  /* has 32 bits: n·hi is exact for |n| < 2^20 */
+/* 1.5·2^52: adding it leaves an integer, plus 1023, in the low bits. */
+#define SA_ROUND_MAGIC (6755399441055744.0 + 1023)
+#define SA_SPLIT_MAGIC 100663296.0 /* 1.5·2^26: adding it rounds to multiples of 2^−26 */
+#define SA_LN2_HI 0x1.62e42feep-1  /* has 32 bits: n·hi is exact for |n| < 2^20 */
 #define SA_LN2_LO 0x1.a39ef35793c76p-33
 #define SA_EXP2_C1 0.69314718055994532581
 #define SA_EXP2_C1_HI 0x1.62e42f8p-1 /* has 26 bits */
@@ -69,8 +71,8 @@ SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f,
         q[i] = V(fma)(V(fma)(q[i], f[i], SA_C(SA_EXP2_C1)), f[i], SA_C(1));
     }
 #else
-    /* Without a fused multiply-add, the error would exceed 1 ulp. So x is cut: products of its high bits and c1's are exact,
-     * and the error of 1 + product is kept (Dekker). */
+    /* Without a fused multiply-add, the error would exceed 1 ulp. So x is cut: products of its high bits and c1's are
+     * exact, and the error of 1 + product is kept (Dekker). */
     SA_UNROLL
     for (int i = 0; i < n; ++i) {
         vec x_hi = (x[i] + SA_C(SA_SPLIT_MAGIC)) - SA_C(SA_SPLIT_MAGIC);
@@ -119,8 +121,8 @@ SA_INLINE vec FN(exp2)(vec x) {
 }
 
 #if defined(SA_HAS_TILES) && !SA_REAL_IS_F64
-/* 2^x for weights of 17 bits: degree 4, p(0) = 1, relative error 2^−18.4. If subnormals are flushed, results below FLT_MIN are
- * 0. NaN stays NaN. */
+/* 2^x for weights of 17 bits: degree 4, p(0) = 1, relative error 2^−18.4. If subnormals are flushed, results below
+ * FLT_MIN are 0. NaN stays NaN. */
 SA_INLINE vec FN(exp2_short)(vec x) {
     static const double c[] = {0.009582853095199975, 0.05590642459716351, 0.24024098609910552, 0.6931241934177147, 1};
     const vec f = V(fraction)(x);
@@ -146,14 +148,15 @@ SA_INLINE vec FN(exp)(vec x) {
 #endif
     };
     vec sum = SA_C(1) + r;
-    vec p = sum + ((r - (sum - SA_C(1))) + V(fma)(r * r, SA_POLYNOMIAL(r, c), r_lost)); /* with the rounding error of 1 + r */
+    /* With the rounding error of 1 + r. */
+    vec p = sum + ((r - (sum - SA_C(1))) + V(fma)(r * r, SA_POLYNOMIAL(r, c), r_lost));
     p = p * V(power)(t);
     /* the limit is ln FLT_MIN (DBL_MIN), rounded up */
     return V(zero_unless)(V(not_lt)(x, SA_C(SA_REAL_IS_F64 ? -708.39641853226408 : -87.33654022216796875)), p);
 }
 
-/* An odd polynomial below 0.625 (relative error 4.1e-9, float64 3.5e-19), else 1 − 2/(e^2|x| + 1). Within 2 ulp; ±inf becomes
- * ±1, NaN and ±0 stay. */
+/* An odd polynomial below 0.625 (relative error 4.1e-9, float64 3.5e-19), else 1 − 2/(e^2|x| + 1). Within 2 ulp; ±inf
+ * becomes ±1, NaN and ±0 stay. */
 SA_INLINE vec FN(tanh)(vec x) {
     vec a = V(abs)(x);
     vec z = x * x;
@@ -167,7 +170,8 @@ SA_INLINE vec FN(tanh)(vec x) {
         0.13331491277619494627,    -0.33333283925102841365,
 #endif
     };
-    vec capped = V(min)(SA_C(SA_REAL_IS_F64 ? 20 : 10), a); /* tanh(9.02) rounds to 1; min keeps a NaN of its second operand */
+    /* tanh(9.02) rounds to 1; min keeps a NaN of its second operand. */
+    vec capped = V(min)(SA_C(SA_REAL_IS_F64 ? 20 : 10), a);
     vec near = V(fma)(x * z, SA_POLYNOMIAL(z, c), x);
     vec far = SA_C(1) - SA_C(2) / (FN(exp2)(capped * SA_C(2 * SA_LOG2E)) + SA_C(1));
     return V(copysign)(V(select)(V(lt)(a, SA_C(0.625)), near, far), x); /* near(−0) would be +0 */

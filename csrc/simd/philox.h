@@ -1,11 +1,12 @@
-/* Philox4x32-7 (Salmon et al., SC'11), the counter-based generator for dropout. Lanes are queries, and four words are for
- * consecutive keys, as in a tile of scores. */
+/* Philox4x32-7 (Salmon et al., SC'11), the counter-based generator for dropout. Lanes are queries, and four words are
+ * for consecutive keys, as in a tile of scores.
+ * Comes after simd/real.h. */
 
 #define SA_PHILOX_ROUNDS 7 /* the fewest that pass BigCrush */
 
 /* Fills words[w][lane] for keys 4·quad + w; rows have `count` lanes, a multiple of SA_U32_LANES. */
-SA_ONCE void sa_philox(uint64_t seed, uint32_t quad, const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi,
-                       int count, uint32_t *words) {
+SA_ONCE void sa_philox(uint64_t seed, uint32_t quad, const uint32_t *index, const uint32_t *head_lo,
+                       const uint32_t *head_hi, int count, uint32_t *words) {
     const vu32 m0 = vu32_set1(0xD2511F53u), m1 = vu32_set1(0xCD9E8D57u);
     for (int i = 0; i < count; i += SA_U32_LANES) {
         vu32 c0 = vu32_set1(quad), c1 = vu32_load(index + i), c2 = vu32_load(head_lo + i), c3 = vu32_load(head_hi + i);

@@ -1,5 +1,15 @@
-/* The verbs of kernels/README.md on 16-byte vectors of the compiler's extension, for SSE2, NEON, WebAssembly and plain C. Verbs use an
- * instruction set's own instructions only where these are better. */
+/* The verbs of kernels/README.md on 16-byte vectors of the compiler's extension, for SSE2, NEON, WebAssembly and plain
+ * C. Verbs use an instruction set's own instructions only where these are better. */
+#include "simd/macros.h"
+
+#if defined(SA_VEC128_SSE2)
+#include <emmintrin.h>
+#elif defined(SA_VEC128_NEON)
+#include <arm_neon.h>
+#elif defined(SA_VEC128_WASM)
+#include <wasm_simd128.h>
+#endif
+
 #define SA_VECTOR_REGISTERS SA_VEC128_REGISTERS
 
 typedef float vf32 __attribute__((vector_size(16)));
@@ -9,34 +19,34 @@ typedef int64_t mf64 __attribute__((vector_size(16)));
 typedef uint32_t vu32 __attribute__((vector_size(16)));
 
 /* Verbs with the same text for either type: t is f32 or f64. */
-#define SA_VEC128_VERBS(t, real)                                                                                               \
-    SA_VERB v##t v##t##_load(const real *p) {                                                                                  \
-        v##t a;                                                                                                                \
-        memcpy(&a, p, sizeof a);                                                                                               \
-        return a;                                                                                                              \
-    }                                                                                                                          \
-    SA_VERB void v##t##_store(real *p, v##t a) { memcpy(p, &a, sizeof a); }                                                    \
-    SA_VERB v##t v##t##_load_n(const real *p, int n) {                                                                         \
-        v##t a = {0};                                                                                                          \
-        for (int i = 0; i < n; ++i) {                                                                                          \
-            a[i] = p[i];                                                                                                       \
-        }                                                                                                                      \
-        return a;                                                                                                              \
-    }                                                                                                                          \
-    SA_VERB void v##t##_store_n(real *p, v##t a, int n) {                                                                      \
-        for (int i = 0; i < n; ++i) {                                                                                          \
-            p[i] = a[i];                                                                                                       \
-        }                                                                                                                      \
-    }                                                                                                                          \
-    SA_VERB m##t v##t##_lt(v##t a, v##t b) { return (m##t)(a < b); }                                                           \
-    SA_VERB m##t v##t##_not_lt(v##t a, v##t b) { return ~(m##t)(a < b); }                                                      \
-    SA_VERB m##t v##t##_eq(v##t a, v##t b) { return (m##t)(a == b); }                                                          \
-    SA_VERB m##t v##t##_both(m##t a, m##t b) { return a & b; }                                                                 \
-    SA_VERB v##t v##t##_select(m##t m, v##t yes, v##t no) { return (v##t)((m & (m##t)yes) | (~m & (m##t)no)); }                \
-    SA_VERB v##t v##t##_zero_unless(m##t m, v##t a) { return (v##t)(m & (m##t)a); }                                            \
-    SA_VERB v##t v##t##_copysign(v##t a, v##t s) {                                                                             \
-        const m##t sign = (m##t)v##t##_set1(-(real)0.0);                                                                       \
-        return (v##t)((~sign & (m##t)a) | (sign & (m##t)s));                                                                   \
+#define SA_VEC128_VERBS(t, real)                                                                                       \
+    SA_VERB v##t v##t##_load(const real *p) {                                                                          \
+        v##t a;                                                                                                        \
+        memcpy(&a, p, sizeof a);                                                                                       \
+        return a;                                                                                                      \
+    }                                                                                                                  \
+    SA_VERB void v##t##_store(real *p, v##t a) { memcpy(p, &a, sizeof a); }                                            \
+    SA_VERB v##t v##t##_load_n(const real *p, int n) {                                                                 \
+        v##t a = {0};                                                                                                  \
+        for (int i = 0; i < n; ++i) {                                                                                  \
+            a[i] = p[i];                                                                                               \
+        }                                                                                                              \
+        return a;                                                                                                      \
+    }                                                                                                                  \
+    SA_VERB void v##t##_store_n(real *p, v##t a, int n) {                                                              \
+        for (int i = 0; i < n; ++i) {                                                                                  \
+            p[i] = a[i];                                                                                               \
+        }                                                                                                              \
+    }                                                                                                                  \
+    SA_VERB m##t v##t##_lt(v##t a, v##t b) { return (m##t)(a < b); }                                                   \
+    SA_VERB m##t v##t##_not_lt(v##t a, v##t b) { return ~(m##t)(a < b); }                                              \
+    SA_VERB m##t v##t##_eq(v##t a, v##t b) { return (m##t)(a == b); }                                                  \
+    SA_VERB m##t v##t##_both(m##t a, m##t b) { return a & b; }                                                         \
+    SA_VERB v##t v##t##_select(m##t m, v##t yes, v##t no) { return (v##t)((m & (m##t)yes) | (~m & (m##t)no)); }        \
+    SA_VERB v##t v##t##_zero_unless(m##t m, v##t a) { return (v##t)(m & (m##t)a); }                                    \
+    SA_VERB v##t v##t##_copysign(v##t a, v##t s) {                                                                     \
+        const m##t sign = (m##t)v##t##_set1(-(real)0.0);                                                               \
+        return (v##t)((~sign & (m##t)a) | (sign & (m##t)s));                                                           \
     }
 
 #define SA_F32_LANES 4
@@ -65,7 +75,9 @@ SA_VERB vf32 vf32_sqrt(vf32 a) { return (vf32){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a
 #endif
 #if defined(SA_VEC128_NEON)
 #define SA_FMA_IS_FUSED 1
-SA_VERB vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return (vf32)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+SA_VERB vf32 vf32_fma(vf32 a, vf32 b, vf32 c) {
+    return (vf32)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
 #else
 #define SA_FMA_IS_FUSED 0
 SA_VERB vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return a * b + c; }
@@ -140,11 +152,15 @@ SA_VERB vf64 vf64_min(vf64 a, vf64 b) { return vf64_select(vf64_lt(a, b), a, b);
 SA_VERB vf64 vf64_sqrt(vf64 a) { return (vf64){sqrt(a[0]), sqrt(a[1])}; }
 #endif
 #if defined(SA_VEC128_NEON)
-SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return (vf64)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b); }
+SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) {
+    return (vf64)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+}
 #else
 SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return a * b + c; }
 #endif
-SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) { return (mf64){-(int64_t)(w[0] >= t), -(int64_t)(w[1] >= t)}; }
+SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) {
+    return (mf64){-(int64_t)(w[0] >= t), -(int64_t)(w[1] >= t)};
+}
 SA_VERB mf64 vf64_bit(const uint32_t *w, int i) { return (mf64){-(int64_t)(w[0] >> i & 1), -(int64_t)(w[1] >> i & 1)}; }
 SA_VERB vf64 vf64_power(vf64 t) {
     typedef uint64_t bits __attribute__((vector_size(16)));
@@ -167,7 +183,8 @@ SA_VERB uint32_t vu32_nonzero_bytes(const char *p) {
     uint32_t bits = 0;
 #if defined(SA_VEC128_SSE2)
     for (int i = 0; i < 2; ++i) {
-        const __m128i zero = _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)), _mm_setzero_si128());
+        const __m128i zero =
+            _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)), _mm_setzero_si128());
         bits |= (~(uint32_t)_mm_movemask_epi8(zero) & 0xffff) << 16 * i;
     }
 #else

@@ -1,7 +1,7 @@
 #!/bin/sh
-# disassemble.sh COMPILER FLAGS DIRECTORY OBJECTS: looks in the objects of the x86 ISA files for MMX and for instructions
-# beyond their instruction set. It looks in OBJECTS, and in files compiled with -march=native before FLAGS, where
-# setuptools puts a user's CFLAGS. Run in csrc/.
+# disassemble.sh COMPILER FLAGS DIRECTORY OBJECTS: looks in the objects of the x86 ISA files for MMX and for
+# instructions beyond their instruction set. It looks in OBJECTS, and in files compiled with -march=native before
+# FLAGS, where setuptools puts a user's CFLAGS. Run in csrc/.
 set -eu
 compiler=$1 flags=$2 directory=$3 objects=$4
 mkdir -p "$directory"

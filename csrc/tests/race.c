@@ -1,5 +1,5 @@
-/* ThreadSanitizer must see the teams of runtime/team.h: it reports `race`, where two threads add to one number, and does not
- * report `race ordered`, where they add in order. */
+/* ThreadSanitizer must see the teams of runtime/team.h: it reports `race`, where two threads add to one number, and
+ * does not report `race ordered`, where they add in order. */
 #include <stdio.h>
 #include <string.h>
 
@@ -18,7 +18,8 @@ static void take(void *call, ptrdiff_t t) {
     taken[t] = t + shared;
 }
 
-/* Uses every way in which drivers order their threads: a count that is raised, a barrier, shared tasks, the end of a team. */
+/* Uses every way in which drivers order their threads: a count that is raised, a barrier, shared tasks,
+ * the end of a team. */
 static void add_in_order(void *call, int thread, int team) {
     (void)call;
     sa_wait_for(&raised, thread);

@@ -1,13 +1,15 @@
-/* The core's tests without Python: test_core [--quick | --exhaustive] [--only=NAME] [isa …]
+/* The core's tests without Python: test_core [--quick | --exhaustive] [--only=NAME] [isa …] <VECTORS
  *
- * --quick: fewer cases, for sanitizers and emulators. --exhaustive: every float32 in exp. --only: one of the tests of run_all.
- * Without isa: all of this CPU. The last line is "N passed, N failed"; the exit status is 1 if a test failed. */
+ * VECTORS are files that vectors.py writes, one after the other.
+ * --quick: fewer cases, for sanitizers and emulators. --exhaustive: every float32 in exp. --only: one of the tests of
+ * run_all. Without isa: all of this CPU. The last line is "N passed, N failed"; the exit status is 1 if a test
+ * failed. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include "tests/test.h"
+#include "tests/vectors.h"
 
 bool quick, exhaustive;
 static const char *only;
@@ -46,25 +48,33 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void run(const char *name, void (*test)(void)) {
+/* Runs a test, or replays an operation. */
+static void run(const char *name, void (*test)(void), replay_function *operation) {
     if (only != NULL && strcmp(name, only) != 0) {
         return;
     }
     const long failed_before = failed, passed_before = passed;
     const double start = now();
     results = UINT64_C(0xcbf29ce484222325);
-    test();
-    printf("%-10s %-10s %6ld passed %4ld failed %7.1f s, results %016llx\n", sa_isa_name(), name, passed - passed_before,
-           failed - failed_before, now() - start, (unsigned long long)results);
+    if (test) {
+        test();
+    } else {
+        replay(name, operation);
+    }
+    printf("%-10s %-10s %6ld passed %4ld failed %7.1f s, results %016llx\n", sa_isa_name(), name,
+           passed - passed_before, failed - failed_before, now() - start, (unsigned long long)results);
     fflush(stdout);
 }
 
 static void run_all(const char *isa) {
-    if (!CHECK(sa_isa_set(isa) == SA_OK && strcmp(sa_isa_name(), isa) == 0, "%s: not in this build or not on this CPU", isa)) {
+    if (!CHECK(sa_isa_set(isa) == SA_OK && strcmp(sa_isa_name(), isa) == 0, "%s: not in this build or not on this CPU",
+               isa)) {
         return;
     }
-#define RUN_TEST(name) run(#name, test_##name);
+#define RUN_TEST(name) run(#name, test_##name, NULL);
     ALL_TESTS(RUN_TEST)
+#define REPLAY(name) run(#name, NULL, replay_##name);
+    ALL_VECTORS(REPLAY)
 }
 
 int main(int argc, char **argv) {
@@ -86,6 +96,7 @@ int main(int argc, char **argv) {
             chosen[n++] = *name;
         }
     }
+    read_vectors();
     for (int i = 0; i < n; ++i) {
         run_all(chosen[i]);
     }

@@ -4,10 +4,7 @@
 #include <string.h>
 
 #include "drivers/common.h"
-#include "runtime/team.h"
 #include "tests/test.h"
-
-enum { BLOCK = 1 << 14 }; /* the floats of a block have the same sign and exponent */
 
 static float float_of(uint32_t bits) {
     float x;
@@ -24,7 +21,9 @@ static double ulps(long double y, long double right, int bits, int least) {
 /* For small arguments a series, with error 1e-6 ulp, else the C library. */
 static double right_exp2(double x) { return fabs(x) < 0x1p-20 ? 1 + x * 0.69314718055994530942 : exp2(x); }
 static double right_exp(double x) { return fabs(x) < 0x1p-20 ? 1 + x : exp(x); }
-static double right_tanh(double x) { return fabs(x) < 0x1p-12 ? x - x * x * x / 3 : fabs(x) > 20 ? copysign(1, x) : tanh(x); }
+static double right_tanh(double x) {
+    return fabs(x) < 0x1p-12 ? x - x * x * x / 3 : fabs(x) > 20 ? copysign(1, x) : tanh(x);
+}
 
 typedef struct {
     const char *name;
@@ -67,35 +66,6 @@ static bool good(const function *f, bool f64, double x, double y, double *worst)
     return error <= f->bound; /* false for NaN */
 }
 
-/* Blocks of numbers, which are shared among threads. */
-typedef struct numbers {
-    const function *f;
-    array_function kernel;
-    long blocks, step;
-    void (*block)(struct numbers *n, int thread, long block);
-    double worst[SA_MOST_THREADS]; /* the worst error of each thread */
-    long bad[SA_MOST_THREADS];
-} numbers;
-
-static void try_blocks(void *call, int thread, int team) {
-    numbers *n = call;
-    const sa_share share = sa_share_of((n->blocks + n->step - 1) / n->step, thread, team);
-    for (ptrdiff_t t = share.from; t < share.end; ++t) {
-        n->block(n, thread, (long)t * n->step);
-    }
-}
-
-static void block_of_float32(numbers *n, int thread, long block) {
-    float x[BLOCK], y[BLOCK];
-    for (uint32_t i = 0; i < BLOCK; ++i) {
-        x[i] = float_of((uint32_t)block * BLOCK + i);
-    }
-    n->kernel(x, y, BLOCK);
-    for (int i = 0; i < BLOCK; ++i) {
-        n->bad[thread] += !good(n->f, false, (double)x[i], (double)y[i], &n->worst[thread]);
-    }
-}
-
 /* Draws arguments over the range, at its lower end and below, of small magnitude, and near integers and ends. */
 static double sample64(const function *f, long n, random_source *r) {
     const double least = isinf(f->least64) ? -25 : f->least64, most = isinf(f->most64) ? 25 : f->most64;
@@ -112,39 +82,28 @@ static double sample64(const function *f, long n, random_source *r) {
     }
 }
 
-static void block_of_float64(numbers *n, int thread, long block) {
-    enum { N = 4096 };
-    double x[N], y[N];
-    random_source r = {(uint64_t)block};
-    for (long i = 0; i < N; ++i) {
-        x[i] = sample64(n->f, i, &r);
-    }
-    n->kernel(x, y, N);
-    for (int i = 0; i < N; ++i) {
-        n->bad[thread] += !good(n->f, true, x[i], y[i], &n->worst[thread]);
-    }
-}
-
+/* Tries floats in blocks of the same sign and exponent, all or some of each exponent; of doubles a sample. */
 static void try_numbers(int which, bool f64) {
-    const char *dtype = f64 ? "float64" : "float32";
-    numbers n = {
-        .f = &functions[which],
-        .kernel = kernel_of(sa_kernels_for(f64), which),
-        .blocks = !f64    ? (long)((UINT64_C(1) << 32) / BLOCK)
-                  : quick ? 8
-                          : 100,
-        .step = f64 || exhaustive ? 1 : 499,
-        .block = f64 ? block_of_float64 : block_of_float32,
-    };
-    sa_run_team(sa_get_num_threads(), try_blocks, &n);
+    enum { BLOCK = 1 << 11 };
+    static double x[BLOCK], y[BLOCK]; /* or floats */
+    const function *f = &functions[which];
+    const int64_t blocks = f64 ? (quick ? 16 : 200) : (INT64_C(1) << 32) / BLOCK;
+    const int64_t step = f64 || exhaustive ? 1 : quick ? 4099 : 499;
     double worst = 0;
     long bad = 0;
-    for (int t = 0; t < SA_MOST_THREADS; ++t) {
-        worst = n.worst[t] > worst ? n.worst[t] : worst;
-        bad += n.bad[t];
+    for (int64_t block = 0; block < blocks; block += step) {
+        random_source r = {(uint64_t)block};
+        for (long i = 0; i < BLOCK; ++i) {
+            real_set(x, f64, i, f64 ? sample64(f, i, &r) : (double)float_of((uint32_t)(block * BLOCK + i)));
+        }
+        kernel_of(sa_kernels_for(f64), which)(x, y, BLOCK);
+        for (long i = 0; i < BLOCK; ++i) {
+            bad += !good(f, f64, real_get(x, f64, i), real_get(y, f64, i), &worst);
+        }
     }
-    CHECK(bad == 0, "%s: %ld %s are wrong; worst %.4f ulp", n.f->name, bad, dtype, worst);
-    printf("%-10s %s %s: %.4f ulp%s\n", sa_isa_name(), n.f->name, dtype, worst, f64 || !exhaustive ? " (sample)" : "");
+    const char *dtype = f64 ? "float64" : "float32";
+    CHECK(bad == 0, "%s: %ld %s are wrong; worst %.4f ulp", f->name, bad, dtype, worst);
+    printf("%-10s %s %s: %.4f ulp%s\n", sa_isa_name(), f->name, dtype, worst, f64 || !exhaustive ? " (sample)" : "");
 }
 
 /* Tries special numbers in every lane and in the rest of a vector. */
@@ -152,7 +111,8 @@ static void special(int which) {
     const function *f = &functions[which];
     const bool bounded = f->right == right_tanh;
     const double x[] = {(double)NAN, (double)-INFINITY, 0.0, -0.0, -1e30, -1e300, (double)INFINITY};
-    const double right[] = {(double)NAN, bounded ? -1 : 0, !bounded, bounded ? -0.0 : 1, bounded ? -1 : 0, bounded ? -1 : 0, 1};
+    const double right[] = {(double)NAN,      bounded ? -1 : 0, !bounded, bounded ? -0.0 : 1,
+                            bounded ? -1 : 0, bounded ? -1 : 0, 1};
     for (int n = 0; n < (bounded ? 7 : 6); ++n) {
         bool good = true;
         for (int length = 1; length <= 40; ++length) {

@@ -1,74 +1,9 @@
 /* How calls are cut up: chunks of keys, threads, sizes, cancelling. */
 #include <limits.h>
-#include <math.h>
 #include <string.h>
 
 #include "drivers/attention.h"
 #include "tests/test.h"
-
-/* Bits must be the same for any number of threads, and whichever gradients are not wanted. */
-static void same_bits(const test_case *spec, const char *title) {
-    FREES_AT_END;
-    static const int threads[] = {2, 3, 7, 1, 2, 1, 1};
-    static const unsigned without[] = {0, 0, 0, 1, 2, 4, 15};
-    test_case t = *spec;
-    live_case first, other;
-    t.threads = 1;
-    case_make(&first, &t, 21);
-    CHECK(case_run(&first) == SA_OK, "status");
-    for (int n = 0; n < (t.backward ? 7 : 3); ++n) {
-        t.threads = threads[n];
-        t.without = without[n] << D_QUERY;
-        case_make(&other, &t, 21);
-        CHECK(case_run(&other) == SA_OK && case_same_bits(&first, &other), "%s: other bits with %d threads, without %x", title,
-              t.threads, without[n]);
-    }
-    case_verify(&first, title);
-}
-
-static void threads(void) {
-    for (int d = 0; d < 4; d += quick ? 2 : 1) {
-        const sa_dtype dtype = d == 0 ? SA_F32 : d == 1 ? SA_F64 : d == 2 ? SA_BF16 : SA_F16;
-        test_case t = plain_case(dtype, 150, 300, 24, 20);
-        t.lead[0] = 3;
-        t.backward = true;
-        same_bits(&t, "plain");
-        t.causal = t.sinks = t.alibi = t.weights = t.grad_lse = true;
-        t.dropout_p = 0.1;
-        t.mask = SA_F32;
-        same_bits(&t, "options");
-        t.mask_broadcast = 1;
-        t.gqa = 3;
-        same_bits(&t, "a mask of all heads");
-        t.mask_broadcast = 1 | BROADCAST_ROWS;
-        same_bits(&t, "a mask of all rows");
-        t = plain_case(dtype, 2, 5000, 16, 16);
-        same_bits(&t, "split keys");
-        t = plain_case(dtype, d < 2 && !quick ? 800 : 530, 540, 6, 6); /* ranges of keys take turns */
-        t.lead[0] = 1;
-        t.backward = true;
-        t.causal = d % 2;
-        t.block_masks = d % 2 ? 0 : RUNS;
-        same_bits(&t, "ranges");
-    }
-}
-
-static void split(void) {
-    for (ptrdiff_t L = 1; L < 20; L += 6) {
-        for (ptrdiff_t S = 2047; S < 6000; S += S < 2048 ? 1 : 1500) {
-            test_case t = plain_case(L % 4 == 1 ? SA_F32 : SA_F64, L, S, 6, 5);
-            t.weights = t.sinks = L == 7;
-            FREES_AT_END;
-            live_case c;
-            case_make(&c, &t, (uint64_t)S);
-            CHECK(case_run(&c) == SA_OK && (c.chunks > 1) == (t.S >= 2048), "%td keys in %td chunks", t.S, c.chunks);
-            case_verify(&c, "split keys");
-            c.spec.unsplit = true;
-            CHECK(case_run(&c) == SA_OK && c.chunks == 1, "unsplit");
-            case_verify(&c, "the same unsplit");
-        }
-    }
-}
 
 /* Plans for different numbers of threads differ only in `threads`. */
 static void plans(void) {
@@ -85,14 +20,17 @@ static void plans(void) {
                               .window_right = SA_UNBOUNDED};
             a.key.lead_stride[0] = a.key.lead_stride[1] = a.query.lead_stride[0] = a.query.lead_stride[1] = 8;
             sa_attention_plan one = {0}, many = {0};
-            CHECK(sa_attention_make_plan(&a, 1, &one) == SA_OK && sa_attention_make_plan(&a, 64, &many) == SA_OK, "status");
+            CHECK(sa_attention_make_plan(&a, 1, &one) == SA_OK && sa_attention_make_plan(&a, 64, &many) == SA_OK,
+                  "status");
             const int wanted = many.threads;
             many.threads = one.threads;
             CHECK(one.threads == 1 && wanted >= 1 && wanted <= 64 && wanted <= many.tasks, "threads %d", wanted);
             CHECK(memcmp(&one, &many, sizeof one) == 0, "the plan depends on the number of threads");
             CHECK(one.groups * one.group == 12 && one.group == 3, "groups %td of %td", one.groups, one.group);
-            CHECK(one.tasks == one.groups * one.blocks * one.chunks && one.blocks * one.block_rows >= one.rows, "tasks");
-            CHECK(one.chunks * one.chunk_keys >= S && (one.chunks - 1) * one.chunk_keys < S, "chunks do not cover the keys");
+            CHECK(one.tasks == one.groups * one.blocks * one.chunks && one.blocks * one.block_rows >= one.rows,
+                  "tasks");
+            CHECK(one.chunks * one.chunk_keys >= S && (one.chunks - 1) * one.chunk_keys < S,
+                  "chunks do not cover the keys");
         }
     }
 }
@@ -105,7 +43,8 @@ static void too_large(void) {
     } sizes[] = {{most, 4, 4, 4, {1, 1, 1}},   {4, most, 4, 4, {1, 1, 1}},       {4, 4, eighth, 4, {1, 1, 1}},
                  {4, 4, 4, eighth, {1, 1, 1}}, {4, 4, 4, 4, {many, many, many}}, {many, 4, 4, 4, {many, 1, 1}}};
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; ++n) {
-        sa_attention a = {.L = sizes[n].L, .S = sizes[n].S, .E = sizes[n].E, .Dv = sizes[n].Dv, .n_lead = HUGE_AXES, .gqa = 1};
+        sa_attention a = {
+            .L = sizes[n].L, .S = sizes[n].S, .E = sizes[n].E, .Dv = sizes[n].Dv, .n_lead = HUGE_AXES, .gqa = 1};
         memcpy(a.lead, sizes[n].lead, sizeof sizes[n].lead);
         sa_attention_plan plan;
         CHECK(sa_attention_make_plan(&a, 1, &plan) == SA_TOO_LARGE, "sizes %d are not too large", (int)n);
@@ -115,21 +54,54 @@ static void too_large(void) {
     CHECK(!sa_multiply(SIZE_MAX / 2 + 1, 2, &product), "a product that does not");
 }
 
-static void cancelling(void) {
-    for (int n = 1; n < 3; ++n) {
-        test_case t = plain_case(SA_F32, 100, 100, 8, 8);
-        t.threads = n;
-        FREES_AT_END;
-        live_case c;
-        case_make(&c, &t, 2);
-        sa_watch watch = {.cancelled = 1};
-        c.call.watch = &watch;
-        CHECK(case_run(&c) == SA_CANCELLED, "a cancelled call says so");
-        CHECK(array_margins_intact(&c.arrays[OUT]), "and writes nothing elsewhere");
-        watch.cancelled = 0;
-        CHECK(case_run(&c) == SA_OK, "a flag that is not set");
-        case_verify(&c, "a flag that is not set");
+/* Many keys are cut into chunks. */
+static void chunks(void) {
+    static const ptrdiff_t keys[] = {2047, 2048, 3547};
+    for (int n = 0; n < 3; ++n) {
+        sa_attention a = {.L = 7, .S = keys[n], .E = 6, .Dv = 5, .n_lead = 1, .lead = {2}, .gqa = 1};
+        a.query.lead_stride[0] = a.key.lead_stride[0] = a.value.lead_stride[0] = 8;
+        sa_attention_plan plan = {0};
+        CHECK(sa_attention_make_plan(&a, 2, &plan) == SA_OK && (plan.chunks > 1) == (keys[n] >= 2048),
+              "%td keys in %td chunks", keys[n], plan.chunks);
     }
+}
+
+static int looks;
+static void count_looks(sa_watch *watch) { looks += watch != NULL; }
+
+static sa_tensor rows_of(void *data, ptrdiff_t stride) {
+    return (sa_tensor){.m = {data, stride * (ptrdiff_t)sizeof(float), sizeof(float), SA_F32, false}};
+}
+
+/* Counts how often a backward call with few rows looks whether it is cancelled. */
+static int looks_over(ptrdiff_t keys) {
+    enum { WIDTH = 1024, ROWS = 3 };
+    FREES_AT_END;
+    sa_watch watch = {.poll = count_looks};
+    void *row = zero_memory(WIDTH * sizeof(float)), *out = zero_memory(ROWS * WIDTH * sizeof(float));
+    const size_t bytes = (size_t)keys * WIDTH * sizeof(float);
+    const sa_tensor zeros = rows_of(row, 0), stats = rows_of(zero_memory(ROWS * 2 * sizeof(float)), 2);
+    sa_attention a = {
+        .L = ROWS, .S = keys, .E = WIDTH, .Dv = WIDTH, .gqa = 1, .scale = 1, .query = zeros, .key = zeros};
+    a.window_left = a.window_right = SA_UNBOUNDED;
+    a.value = zeros;
+    a.out = rows_of(out, WIDTH);
+    a.stats = stats;
+    sa_attention_gradients g = {
+        .a = &a, .grad_out = zeros, .dquery = rows_of(zero_memory(ROWS * WIDTH * sizeof(float)), WIDTH)};
+    g.dkey = rows_of(zero_memory(bytes), WIDTH);
+    g.dvalue = rows_of(zero_memory(bytes), WIDTH);
+    sa_attention_plan plan = {0};
+    sa_backward_plan back = {0};
+    CHECK(sa_attention_make_plan(&a, 1, &plan) == SA_OK && sa_attention_plan_backward(&g, 1, &back) == SA_OK, "plans");
+    CHECK(sa_attention_forward(&a, &plan, dirty_memory(plan.scratch_bytes), dirty_memory(plan.partial_bytes)) == SA_OK,
+          "forward");
+    a.watch = &watch;
+    g.delta = dirty_memory((size_t)back.delta_count * sizeof(double));
+    looks = 0;
+    CHECK(sa_attention_backward(&g, &back, dirty_memory((size_t)back.threads * back.scratch_bytes)) == SA_OK,
+          "backward");
+    return looks;
 }
 
 /* Finds the first rows and keys of blocks, for tasks of `most` rows. Returns the number of blocks. */
@@ -139,7 +111,8 @@ static int find_blocks(const sa_attention *a, ptrdiff_t G, ptrdiff_t most, ptrdi
     int count = 0;
     ptrdiff_t covered = 0;
     for (ptrdiff_t task = 0; task < rows; task += most) {
-        for (ptrdiff_t from = task, key; (from = sa_block_begin(&s, from, most, rows, &key)) < task + most && from < rows;) {
+        for (ptrdiff_t from = task, key;
+             (from = sa_block_begin(&s, from, most, rows, &key)) < task + most && from < rows;) {
             CHECK(from == covered, "the block from row %d on begins with row %d", (int)covered, (int)from);
             first[count] = from;
             keys[count++] = key;
@@ -165,8 +138,8 @@ static void check_blocks(const char *name, const sa_attention *a, ptrdiff_t G, p
     const int found = find_blocks(a, G, most, first, keys);
     CHECK(found == count, "%s: %d blocks, not %d", name, found, count);
     for (int n = 0; n < found && n < count; ++n) {
-        CHECK(first[n] == expected_first[n] && keys[n] == expected_keys[n], "%s: block %d is from row %d, key %d", name, n,
-              (int)first[n], (int)keys[n]);
+        CHECK(first[n] == expected_first[n] && keys[n] == expected_keys[n], "%s: block %d is from row %d, key %d", name,
+              n, (int)first[n], (int)keys[n]);
     }
 }
 
@@ -200,15 +173,19 @@ static void edges(void) {
     check_blocks("a mask of its own for each head", &a, 2, 8, 3, (ptrdiff_t[]){0, 8, 16}, (ptrdiff_t[]){0, 0, 0});
 }
 
-/* Large heads follow one another through the rows of a shared mask. Small heads, or heads with key ranges, take turns. */
+/* Large heads follow one another through the rows of a shared mask.
+ * Small heads, or heads with key ranges, take turns. */
 static void heads_that_share_a_mask(void) {
     static const struct {
         ptrdiff_t heads, L, S, width;
         bool only_turns, follow;
         ptrdiff_t row_ranges, turns;
     } t[] = {
-        {8, 777, 777, 128, false, true, 1, 1},   {8, 777, 777, 128, true, true, 8, 15},
-        {3, 600, 2000, 128, false, false, 3, 3}, {8, 512, 512, 64, false, false, 8, 8}, /* 4 MB of keys, values and gradients */
+        {8, 777, 777, 128, false, true, 1, 1},
+        {8, 777, 777, 128, true, true, 8, 15},
+        {3, 600, 2000, 128, false, false, 3, 3},
+        /* 4 MB of keys, values and gradients */
+        {8, 512, 512, 64, false, false, 8, 8},
         {8, 100, 4000, 128, false, false, 0, 0},
     };
     static char data;
@@ -224,17 +201,46 @@ static void heads_that_share_a_mask(void) {
         CHECK(plan.follow == t[n].follow, "%td heads of %td×%td×%td follow: %d", t[n].heads, t[n].L, t[n].S, t[n].width,
               plan.follow);
         CHECK(t[n].turns == 0 || (plan.row_ranges == t[n].row_ranges && plan.turns == t[n].turns),
-              "%td heads of %td×%td×%td: %td row ranges, %td turns", t[n].heads, t[n].L, t[n].S, t[n].width, plan.row_ranges,
-              plan.turns);
+              "%td heads of %td×%td×%td: %td row ranges, %td turns", t[n].heads, t[n].L, t[n].S, t[n].width,
+              plan.row_ranges, plan.turns);
     }
 }
 
+/* The call that csrc/README.md follows with numbers. */
+static void worked_call(void) {
+    enum { HEADS = 2, ROWS = 5, KEYS = 200, WIDTH = 64, THREADS = 2 };
+    static float numbers[HEADS * KEYS * WIDTH];
+    sa_attention a = {.L = ROWS, .S = KEYS, .E = WIDTH, .Dv = WIDTH, .n_lead = 1, .lead = {HEADS}, .gqa = 1};
+    a.window_left = a.window_right = SA_UNBOUNDED;
+    a.query = a.out = a.key = a.value = rows_of(numbers, WIDTH);
+    a.query.lead_stride[0] = a.out.lead_stride[0] = ROWS * WIDTH * sizeof(float);
+    a.key.lead_stride[0] = a.value.lead_stride[0] = KEYS * WIDTH * sizeof(float);
+    sa_attention_plan plan = {0};
+    CHECK(sa_attention_make_plan(&a, THREADS, &plan) == SA_OK, "plan");
+    CHECK(plan.groups == 2 && plan.rows == 5 && plan.blocks == 1 && plan.chunks == 1 && plan.tasks == 2 &&
+              plan.threads == 2,
+          "%td groups of %td rows, %td blocks, %td chunks, %td tasks, %d threads", plan.groups, plan.rows, plan.blocks,
+          plan.chunks, plan.tasks, plan.threads);
+    const bool avx2 = strcmp(sa_isa_name(), "avx2") == 0;
+    CHECK(!avx2 || (plan.block_rows == 24 && plan.scratch_bytes == 20544), "blocks of %td rows, %zu bytes of scratch",
+          plan.block_rows, plan.scratch_bytes);
+    a.S = 5; /* little work */
+    CHECK(sa_attention_make_plan(&a, THREADS, &plan) == SA_OK && plan.tasks == 2 && plan.threads == 1, "%d threads",
+          plan.threads);
+    a.S = KEYS;
+    a.gqa = HEADS;
+    a.key.lead_stride[0] = a.value.lead_stride[0] = 0;
+    CHECK(sa_attention_make_plan(&a, THREADS, &plan) == SA_OK && plan.groups == 1 && plan.rows == 10 && plan.tasks == 1,
+          "%td groups of %td rows", plan.groups, plan.rows);
+}
+
 void test_plan(void) {
+    worked_call();
     edges();
     heads_that_share_a_mask();
     plans();
     too_large();
-    cancelling();
-    threads();
-    split();
+    chunks();
+    const int once = looks_over(2048), more = looks_over(2 * 2048 + 150);
+    CHECK(more == once + 2, "%d looks over 4246 keys, %d over 2048", more, once);
 }

@@ -1,6 +1,7 @@
-/* What pages call in a browser: attention and its gradients, products, transformers. A script writes the structs of the core, with
- * the offsets that `layout` has; selfattn/views/live/kernel.js is that script. It owns the arrays, and compares their lengths with the
- * sizes of layers. Sizes of a call, ids, offsets and allocations are checked here: a bad call returns a status. */
+/* What pages call in a browser: attention and its gradients, products, transformers. A script writes the structs of the
+ * core, with the offsets that `layout` has; selfattn/views/live/kernel.js is that script. It owns the arrays, and
+ * compares their lengths with the sizes of layers. Sizes of a call, ids, offsets and allocations are checked here: a
+ * bad call returns a status. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +15,7 @@ enum { BAD_SIZE = 8, NO_MEMORY }; /* after those of sa_status */
 /* Python looks for this text in the file; its number changes with these functions. The Makefile says the commit. */
 const char *EXPORT(built_from)(void) { return "selfattn kernels 1 of commit " SA_COMMIT; }
 
-/* ---- structs and constants, by their names --------------------------------------------------------------------------------- */
+/* ---- structs and constants, by their names ----------------------------------------------------------------------- */
 
 typedef struct {
     const char *name;
@@ -22,8 +23,8 @@ typedef struct {
     int kind;     /* of a field: 'd' a double, 'q' an integer of 64 bits, 'b' a bool; else 'i' */
 } entry;
 
-#define AT(type, field)                                                                                                        \
-    {#type "." #field, offsetof(type, field),                                                                                  \
+#define AT(type, field)                                                                                                \
+    {#type "." #field, offsetof(type, field),                                                                          \
      _Generic(((type *)0)->field, double: 'd', int64_t: 'q', uint64_t: 'q', bool: 'b', default: 'i')}
 #define SIZE(type) {#type, sizeof(type), 'i'}
 #define CONSTANT(name) {#name, name, 'i'}
@@ -41,21 +42,23 @@ typedef struct {
 static const entry entries[] = {
     CONSTANT(SA_F32), CONSTANT(SA_F64), CONSTANT(SA_BOOL), CONSTANT(SA_UNBOUNDED), CONSTANT(SA_WEIGHTS_INT8),
     CONSTANT(SA_ADAM), CONSTANT(SA_MAX_LENGTH), CONSTANT(SA_MAX_WIDTH), CONSTANT(SA_LAYER_PARAMETERS), SIZE(sa_tensor),
-    T(m.data), T(m.row_stride), T(m.col_stride), T(m.dtype), T(lead_stride[0]), SIZE(sa_attention), A(L), A(S), A(E), A(Dv),
-    A(n_lead), A(lead[0]), A(gqa), A(f64), A(query), A(key), A(value), A(mask), A(alibi), A(sinks), A(out), A(weights),
-    A(stats), A(scale), A(softcap), A(causal), A(diagonal), A(window_left), A(window_right), A(dropout_p), A(seed),
-    SIZE(sa_attention_gradients), AG(a), AG(grad_out), AG(dquery), AG(dkey), AG(dvalue), AG(dmask), SIZE(sa_linear),
-    P(f64), P(weights), P(decoding), P(rows), P(in), P(count), P(out[0]), P(weight[0]), P(bias[0]), P(x), P(y[0]),
-    SIZE(sa_linear_gradients), PG(l), PG(dy[0]), PG(dx), PG(dweight[0]), PG(dbias[0]), SIZE(sa_update), U(kind), U(lr),
-    U(weight_decay), U(beta1), U(beta2), U(eps), U(decoupled), U(count), U(arrays), SIZE(sa_update_array), UA(n), UA(step),
-    UA(parameter), UA(gradient), UA(mean), UA(square), SIZE(sa_layer), L(weight[0]), L(bias[0]), L(weights), L(heads),
-    L(key_heads), L(width), L(hidden), L(eps[0]), L(rms[0]), L(norm_first), L(causal), L(window_left), L(window_right),
-    L(scale), L(softcap), L(activation), L(rotary.cos), L(rotary.sin), L(rotary.rotated), L(rotary.interleaved),
-    SIZE(sa_transformer), M(d), M(vocabulary), M(tokens), M(sequences), M(layers), M(longest), M(table), M(table_kind),
-    M(table_scale), M(always), M(positions), M(ids), M(rows), M(starts), M(first_norm.weight), M(first_norm.bias),
-    M(first_norm.eps), M(first_norm.rms), M(final_norm.weight), M(final_norm.bias), M(final_norm.eps), M(final_norm.rms),
-    M(layer), M(pooling), M(cache.keys), M(cache.values), M(cache.past), M(cache.capacity), M(weights), SIZE(sa_transformer_gradients),
-    MG(grad_out), MG(table), MG(rows), MG(first_norm[0]), MG(final_norm[0]), MG(layer), SIZE(sa_layer_gradients),
+    T(m.data), T(m.row_stride), T(m.col_stride), T(m.dtype), T(lead_stride[0]), SIZE(sa_attention), A(L), A(S), A(E),
+    A(Dv), A(n_lead), A(lead[0]), A(gqa), A(f64), A(query), A(key), A(value), A(mask), A(alibi), A(sinks), A(out),
+    A(weights), A(stats), A(scale), A(softcap), A(causal), A(diagonal), A(window_left), A(window_right), A(dropout_p),
+    A(seed), SIZE(sa_attention_gradients), AG(a), AG(grad_out), AG(dquery), AG(dkey), AG(dvalue), AG(dmask),
+    SIZE(sa_linear), P(f64), P(weights), P(decoding), P(rows), P(in), P(count), P(out[0]), P(weight[0]), P(bias[0]),
+    P(x), P(y[0]), SIZE(sa_linear_gradients), PG(l), PG(dy[0]), PG(dx), PG(dweight[0]), PG(dbias[0]), SIZE(sa_update),
+    U(kind), U(lr), U(weight_decay), U(beta1), U(beta2), U(eps), U(decoupled), U(count), U(arrays),
+    SIZE(sa_update_array), UA(n), UA(step), UA(parameter), UA(gradient), UA(mean), UA(square), SIZE(sa_layer),
+    L(weight[0]), L(bias[0]), L(weights), L(heads), L(key_heads), L(width), L(hidden), L(eps[0]), L(rms[0]),
+    L(norm_first), L(causal), L(window_left), L(window_right), L(scale), L(softcap), L(activation), L(rotary.cos),
+    L(rotary.sin), L(rotary.rotated), L(rotary.interleaved), SIZE(sa_transformer), M(d), M(vocabulary), M(tokens),
+    M(sequences), M(layers), M(longest), M(table), M(table_kind), M(table_scale), M(token_type_row), M(positions),
+    M(ids), M(rows), M(starts), M(embedding_norm.weight), M(embedding_norm.bias), M(embedding_norm.eps),
+    M(embedding_norm.rms),
+    M(final_norm.weight), M(final_norm.bias), M(final_norm.eps), M(final_norm.rms), M(layer), M(pooling), M(cache.keys),
+    M(cache.values), M(cache.past), M(cache.capacity), M(weights), SIZE(sa_transformer_gradients), MG(grad_out),
+    MG(table), MG(rows), MG(embedding_norm[0]), MG(final_norm[0]), MG(layer), SIZE(sa_layer_gradients),
     SIZE(sa_transformer_plan),
 };
 /* clang-format on */
@@ -66,7 +69,7 @@ const entry *EXPORT(layout)(void) {
     return memcpy(all, entries, sizeof entries);
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 /* Zeroed, and aligned to a cache line; NULL if there is no memory. */
 void *EXPORT(take)(size_t bytes) {
@@ -76,7 +79,7 @@ void *EXPORT(take)(size_t bytes) {
 
 void EXPORT(give)(void *memory) { free(memory); }
 
-/* ---- attention, products --------------------------------------------------------------------------------------------------- */
+/* ---- attention, products ----------------------------------------------------------------------------------------- */
 
 static bool is_size(ptrdiff_t n, ptrdiff_t most) { return n >= 1 && n <= most; }
 
@@ -95,10 +98,10 @@ static int attend_backward(sa_attention_gradients *g) {
 
 /* The forward call, then with g, which may be NULL, the gradients; a->stats is then there. */
 int EXPORT(attention)(const sa_attention *a, sa_attention_gradients *g) {
-    if (a->n_lead != 1 || !is_size(a->lead[0], SA_MAX_WIDTH) || !is_size(a->gqa, a->lead[0]) || a->lead[0] % a->gqa != 0 ||
-        !is_size(a->L, SA_MAX_LENGTH) || !is_size(a->S, SA_MAX_LENGTH) || !is_size(a->E, SA_MAX_WIDTH) ||
-        !is_size(a->Dv, SA_MAX_WIDTH) || !(a->dropout_p >= 0 && a->dropout_p <= 1) || a->diagonal < -SA_MAX_LENGTH ||
-        a->diagonal > SA_MAX_LENGTH) {
+    if (a->n_lead != 1 || !is_size(a->lead[0], SA_MAX_WIDTH) || !is_size(a->gqa, a->lead[0]) ||
+        a->lead[0] % a->gqa != 0 || !is_size(a->L, SA_MAX_LENGTH) || !is_size(a->S, SA_MAX_LENGTH) ||
+        !is_size(a->E, SA_MAX_WIDTH) || !is_size(a->Dv, SA_MAX_WIDTH) || !(a->dropout_p >= 0 && a->dropout_p <= 1) ||
+        a->diagonal < -SA_MAX_LENGTH || a->diagonal > SA_MAX_LENGTH) {
         return BAD_SIZE;
     }
     sa_attention_plan plan;
@@ -112,10 +115,12 @@ int EXPORT(attention)(const sa_attention *a, sa_attention_gradients *g) {
     return status == SA_OK && g != NULL ? attend_backward(g) : status;
 }
 
-/* Returns what products with weights of int8 read, in one piece: a sa_compact and its panels; NULL if there is no memory. */
+/* Returns what products with weights of int8 read, in one piece: a sa_compact and its panels;
+ * NULL if there is no memory. */
 void *EXPORT(panels)(int out, int in, const int8_t *values, const float *scale) {
     const size_t before = sa_whole_lines(sizeof(sa_compact));
-    const bool fits = is_size(out, SA_MAX_WIDTH) && is_size(in, SA_MAX_WIDTH) && out <= PTRDIFF_MAX / 4 / (in + SA_GROUP);
+    const bool fits =
+        is_size(out, SA_MAX_WIDTH) && is_size(in, SA_MAX_WIDTH) && out <= PTRDIFF_MAX / 4 / (in + SA_GROUP);
     char *memory = fits ? take(before + sa_compact_bytes(SA_WEIGHTS_INT8, out, in)) : NULL;
     if (memory != NULL) {
         *(sa_compact *)(void *)memory = sa_compact_fill(SA_WEIGHTS_INT8, out, in, values, scale, memory + before);
@@ -145,7 +150,7 @@ int EXPORT(linear)(const sa_linear *l, const sa_linear_gradients *g) {
 
 void EXPORT(update)(sa_update *u) { sa_update_run(u, 1); }
 
-/* ---- transformers ---------------------------------------------------------------------------------------------------------- */
+/* ---- transformers ------------------------------------------------------------------------------------------------ */
 
 /* Positions and angles have rows for sequences of `most` tokens. */
 static bool is_call(const sa_transformer *e, ptrdiff_t most) {
@@ -164,8 +169,8 @@ static bool is_call(const sa_transformer *e, ptrdiff_t most) {
     return fits && (e->table != NULL || e->rows != NULL);
 }
 
-/* The result, and if `saved` is not NULL what gradients read: *saved is memory that the script gives back. With g the gradients of such
- * a call; all that e points to is unchanged. */
+/* The result, and if `saved` is not NULL what gradients read: *saved is memory that the script gives back. With g the
+ * gradients of such a call; all that e points to is unchanged. */
 int EXPORT(transformer)(const sa_transformer *e, ptrdiff_t most, sa_transformer_plan *plan, void *out, char **saved,
                         const sa_transformer_gradients *g) {
     if (!is_call(e, most)) {

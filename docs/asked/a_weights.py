@@ -2,7 +2,8 @@
 Attention weights from scaled_dot_product_attention
 ====================================================
 
-Asked of PyTorch: `issue 119811 <https://github.com/pytorch/pytorch/issues/119811>`_. Its fused kernels return the output alone.
+Asked of PyTorch: `issue 119811 <https://github.com/pytorch/pytorch/issues/119811>`_. Its fused kernels return the
+output alone.
 """
 
 import numpy as np

@@ -2,7 +2,8 @@
 The backward pass of block masks, on a CPU
 ==========================================
 
-Asked of PyTorch: `issue 148752 <https://github.com/pytorch/pytorch/issues/148752>`_. FlexAttention has no backward pass on a CPU.
+Asked of PyTorch: `issue 148752 <https://github.com/pytorch/pytorch/issues/148752>`_. FlexAttention has no backward
+pass on a CPU.
 """
 
 import numpy as np

@@ -3,7 +3,8 @@ NaN in padding, and rows without keys
 =====================================
 
 Asked of PyTorch: `issue 101967 <https://github.com/pytorch/pytorch/issues/101967>`_ and
-`issue 103749 <https://github.com/pytorch/pytorch/issues/103749>`_. What is masked should not matter, and a row without keys should not be NaN.
+`issue 103749 <https://github.com/pytorch/pytorch/issues/103749>`_. What is masked should not matter, and a row
+without keys should not be NaN.
 """
 
 import numpy as np

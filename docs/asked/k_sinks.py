@@ -2,8 +2,8 @@
 Learnt attention sinks, with their gradient
 ===========================================
 
-Asked of FlashAttention: `issue 603 <https://github.com/Dao-AILab/flash-attention/issues/603>`_. A sink is a score that only the denominator of the softmax
-contains.
+Asked of FlashAttention: `issue 603 <https://github.com/Dao-AILab/flash-attention/issues/603>`_. A sink is a score
+that only the denominator of the softmax contains.
 """
 
 import numpy as np

@@ -2,8 +2,8 @@
 The log-sum-exp, with its gradient
 ==================================
 
-Asked of FlashAttention: `issue 1137 <https://github.com/Dao-AILab/flash-attention/issues/1137>`_. A loss that holds scores small needs it, and so does attention whose
-keys are on several machines.
+Asked of FlashAttention: `issue 1137 <https://github.com/Dao-AILab/flash-attention/issues/1137>`_. A loss that holds
+scores small needs it, and so does attention whose keys are on several machines.
 """
 
 import numpy as np

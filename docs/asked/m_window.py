@@ -3,7 +3,8 @@ A window without a mask of all pairs
 ====================================
 
 Asked of nanochat: `issue 825 <https://github.com/karpathy/nanochat/issues/825>`_, and of Transformers:
-`issue 29777 <https://github.com/huggingface/transformers/issues/29777>`_. With a mask, memory does not shrink with the window.
+`issue 29777 <https://github.com/huggingface/transformers/issues/29777>`_. With a mask, memory does not shrink with
+the window.
 """
 
 import numpy as np

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from svg import picture
 
-from selfattn import models
+import selfattn_models as models
 
 SENTENCES = ("the boat drifted to the bank of the river", "she went to the bank and borrowed money")
 LAYER, HEAD = 0, 4  # the one of 72 heads with most weight on the word that says which bank it is
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     options = parser.parse_args()
     model = models.load(options.model)
-    title = f"Where “bank” looks: head {HEAD + 1} of layer {LAYER + 1} in all-MiniLM-L6-v2"
+    title = f"Where “bank” looks: head {HEAD} of layer {LAYER} in all-MiniLM-L6-v2"
     body = [
         f"<style>{STYLE}</style>",
         f'<text class="title" x="{LEFT}" y="24">{title}</text>',

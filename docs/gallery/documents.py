@@ -2,8 +2,8 @@
 Gradients of a block mask
 =========================
 
-Three documents, packed into one sequence, must not learn from each other. The gradient of a loss in the second document is zero in all
-others, and the closed blocks take no time, forward and backward.
+Three documents, packed into one sequence, must not learn from each other. The gradient of a loss in the second
+document is zero in all others, and the closed blocks take no time, forward and backward.
 """
 
 import matplotlib.pyplot as plt

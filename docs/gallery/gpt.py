@@ -2,7 +2,8 @@
 The heads of a GPT
 ==================
 
-A GPT of 159,000 parameters is in the package, trained on letters of the World English Bible. What do its twelve heads look at?
+A GPT of 159,000 parameters is in the package, trained on letters of the World English Bible. What do its twelve heads
+look at?
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +18,8 @@ written = model.generate(np.array(ids), 40)
 print("".join(alphabet[n] for n in written))
 
 # %%
-# The attention of a layer returns its weights, (heads, queries, keys). Rows are letters, from top to bottom; their weights add up to 1.
+# The attention of a layer returns its weights, (heads, queries, keys). Rows are letters, from top to bottom; their
+# weights add up to 1.
 
 x = model.token_embedding(ids) + model.position_embedding(np.arange(len(ids)))
 later = ~np.tri(len(ids), dtype=bool)  # True: closed, as in PyTorch

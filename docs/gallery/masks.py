@@ -33,5 +33,5 @@ figure.supxlabel("keys")
 figure.supylabel("queries")
 
 # %%
-# Closed blocks of a block mask, and what a window closes, take no time. Patterns combine: windows in documents, for example, are
-# ``block_mask=…, window=(3, 0)``.
+# Closed blocks of a block mask, and what a window closes, take no time. Patterns combine: windows in documents, for
+# example, are ``block_mask=…, window=(3, 0)``.

@@ -2,8 +2,8 @@
 Mask padding
 ============
 
-Sentences of different lengths in one batch are filled up with padding. Nobody should attend to it. Two ways close it: the number of
-tokens of each sentence, or a boolean mask that is True for tokens.
+Sentences of different lengths in one batch are filled up with padding. Nobody should attend to it. Two ways close it:
+the number of tokens of each sentence, or a boolean mask that is True for tokens.
 """
 
 import matplotlib.pyplot as plt
@@ -40,4 +40,5 @@ for n, ax in enumerate(axes):
     plot_attention(weights[n, 0], tokens[n], ax, title=f"{lengths[n]} tokens", vmax=1, colorbar=False)
 
 # %%
-# If the lengths differ much, :func:`selfattn.functional.varlen_attention` takes sentences one after the other, without any padding.
+# If the lengths differ much, :func:`selfattn.functional.varlen_attention` takes sentences one after the other,
+# without any padding.

@@ -2,8 +2,8 @@
 Why scores are divided by √d
 ============================
 
-A product of two random vectors of width d has a variance of d. Without the scale, softmax takes one key and nothing of the others, and
-then nearly no gradient is left to learn from.
+A product of two random vectors of width d has a variance of d. Without the scale, softmax takes one key and nothing
+of the others, and then nearly no gradient is left to learn from.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,9 @@
 Keys on two machines
 ====================
 
-Too many keys for one machine are cut into shards. Each machine attends to its own keys and returns an output and a log-sum-exp, from which the
-exact result follows. Two threads stand for the machines here; with Dask the same runs on a cluster.
+Too many keys for one machine are cut into shards. Each machine attends to its own keys and returns an output and a
+log-sum-exp, from which the exact result follows. Here two threads take the place of machines; with Dask the same runs
+on a cluster.
 """
 
 from concurrent.futures import ThreadPoolExecutor

@@ -2,8 +2,8 @@
 How fast is it on my CPU?
 =========================
 
-This script compares a call with five lines of NumPy, and prints what it has run on. It takes a few seconds. ``selfattn bench --quick``
-compares more, with every library that is installed.
+This script compares a call with five lines of NumPy, and prints what it has run on. It takes a few seconds.
+In a clone, ``python -m benchmarks attention`` compares more, with every library that is installed.
 """
 
 from time import perf_counter
@@ -52,4 +52,5 @@ ax.minorticks_off()
 ax.legend()
 
 # %%
-# These are the times of the machine that built this page. Those measured with care, with date and CPU, are under *Benchmarks*.
+# These are the times of the machine that built this page. Those measured with care, with date and CPU, are under
+# *Benchmarks*.

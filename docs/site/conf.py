@@ -1,4 +1,7 @@
-"""Settings of Sphinx for the site, which `tools/site` builds; formulas are MathML, so that no page needs a script for them."""
+"""Settings of Sphinx for the site, which `tools/site` builds.
+
+Formulas are MathML, so that no page needs a script for them.
+"""
 
 import re
 import sys
@@ -8,7 +11,9 @@ from docutils.nodes import SkipNode
 from latex2mathml.converter import convert
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs/site"), str(ROOT / "models")]
+from made import GALLERIES, SCRIPTS  # noqa: E402
+
 import selfattn  # noqa: E402
 
 project, author = "selfattn", "selfattn developers"
@@ -20,20 +25,28 @@ nb_execution_mode = "off"  # notebooks have their outputs
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 suppress_warnings = ["config.cache", "myst.header"]
-exclude_patterns = ["gallery/*.ipynb", "asked/*.ipynb"]
+exclude_patterns = [f"{name}/*.ipynb" for name in GALLERIES]
 
 autodoc_member_order = "bysource"
 autodoc_mock_imports = [
-    "torch", "transformers", "sklearn", "jax", "autograd", "langchain_core", "bertopic", "dask", "distributed",
-]  # fmt: skip
+    "torch",
+    "transformers",
+    "sklearn",
+    "jax",
+    "autograd",
+    "langchain_core",
+    "bertopic",
+    "dask",
+    "distributed",
+]
 autodoc_typehints = "none"
 # Types are sentences, such as "array_like, shape (n, d)": their words are no links.
 napoleon_use_param = napoleon_use_rtype = False
 napoleon_custom_sections = [("Attributes", "params_style")]
 
 sphinx_gallery_conf = {
-    "examples_dirs": [str(ROOT / "build/site-scripts" / name) for name in ("gallery", "asked")],
-    "gallery_dirs": ["gallery", "asked"],
+    "examples_dirs": [str(SCRIPTS / name) for name in GALLERIES],
+    "gallery_dirs": list(GALLERIES),
     "filename_pattern": r"\.py$",
     "abort_on_example_error": True,
     "download_all_examples": False,
@@ -52,7 +65,7 @@ html_show_sourcelink = html_copy_source = False
 html_domain_indices = False
 html_sidebars = {page: [] for page in ("index*", "lessons", "README", "search", "genindex")}
 html_theme_options = {
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 8,
     "navbar_persistent": ["search-button"],
     "navbar_end": ["theme-switcher"],
     "show_prev_next": False,
@@ -77,7 +90,10 @@ def block(self, node):
 
 
 def as_rst(app, what, name, thing, options, lines):
-    """Escape what reST would misread in a docstring: an asterisk before a name; numbered references, which repeat on a page."""
+    """Escape what reST would misread in a docstring.
+
+    That is an asterisk before a name, and numbered references, which repeat on a page.
+    """
     for n, line in enumerate(lines):
         plain = re.sub(r"``.*?``", "", line)
         escaped = re.sub(r"(?<![`*\w])\*(?=\w)", r"\\*", line) if plain.count("*") % 2 else line
@@ -100,8 +116,18 @@ def describe(app, page, template, context, doctree):
         context["metatags"] = context.get("metatags", "") + f'<meta name="description" content="{escaped}">'
 
 
+def name_folds(app, page, template, context, doctree):
+    """Name what folds a part of the navigation by the entry before it, which the theme does not."""
+    make = context["generate_toctree_html"]
+    fold = re.compile(r">([^<>]+)(</a><details[^>]*><summary)>")
+    context["generate_toctree_html"] = lambda *args, **options: fold.sub(
+        r'>\1\2 aria-label="\1">', str(make(*args, **options))
+    )
+
+
 def setup(app):
     """Tell Sphinx."""
     app.add_html_math_renderer("mathml", (inline, None), (block, None))
     app.connect("autodoc-process-docstring", as_rst, priority=400)  # before napoleon
     app.connect("html-page-context", describe)
+    app.connect("html-page-context", name_folds, priority=900)  # after the theme

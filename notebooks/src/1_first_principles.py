@@ -1,11 +1,12 @@
 # %% [markdown]
 # # 1. Two banks: self-attention from first principles
 #
-# You have read *Self-Attention from First Principles*, by Henry Dashwood. It gives five words four numbers each, puts one of them, *bank*,
-# into a sentence about a river and into a sentence about money, and asks for a layer that notices the difference.
+# You have read *Self-Attention from First Principles*, by Henry Dashwood. It gives five words four numbers each, puts
+# one of them, *bank*, into a sentence about a river and into a sentence about money, and asks for a layer that
+# notices the difference.
 #
-# This notebook does the same with `selfattn`, and computes every tensor that the tutorial prints. Then it takes one step
-# further: **what the scale $1/\sqrt{d_k}$ is for**. The tutorial uses it without saying why.
+# This notebook does the same with `selfattn`, and computes every tensor that the tutorial prints. Then it takes one
+# step further: **what the scale $1/\sqrt{d_k}$ is for**. The tutorial uses it without saying why.
 
 # %% [markdown]
 # ## What to see
@@ -21,8 +22,9 @@ tutorial_page(1)
 # %% [markdown]
 # ## From words to numbers
 #
-# How are these ribbons made? Step by step: the vocabulary is a table with one row per word. Look at the columns: *stream* and
-# *mud* are large in the first, *money* and *loan* in the second. *bank* has 0.8 in both: by itself it does not say which bank it is.
+# How are these ribbons made? Step by step: the vocabulary is a table with one row per word. Look at the columns:
+# *stream* and *mud* are large in the first, *money* and *loan* in the second. *bank* has 0.8 in both: by itself it
+# does not say which bank it is.
 
 # %%
 import numpy as np
@@ -88,11 +90,12 @@ show(outputs)
 print("\nbank by the river:", outputs["river"][BANK], "  bank with money:", outputs["finance"][BANK])
 
 # %% [markdown]
-# These are the numbers of the page at the top, in its tab *Words as they are*. Point at one there (or move there with the arrow keys): the page shows
-# the sum in full. Click on a matrix to open its stage, change an input, and see what moves.
+# These are the numbers of the page at the top, in its tab *Words as they are*. Point at one there (or move there with
+# the arrow keys): the page shows the sum in full. Click on a matrix to open its stage, change an input, and see what
+# moves.
 #
-# *Something to find:* go to the row of *bank* in the weights. Which word does it attend to most, in each sentence? Is the
-# largest weight on *bank* itself? Where in the scores can you see why?
+# *Something to find:* go to the row of *bank* in the weights. Which word does it attend to most, in each sentence? Is
+# the largest weight on *bank* itself? Where in the scores can you see why?
 #
 # ## Projections: what I look for, what I offer, what I say
 #
@@ -192,8 +195,8 @@ for scale in (0.0, 0.5, 1 / np.sqrt(2), 2.0, 5.0, 20.0, 100.0):
 #
 # Why not simply leave the scores large? Because of the gradient. Where one weight is nearly 1 and the others nearly 0,
 # the softmax is flat: a small change of the query changes nothing, so its gradient is nearly zero, and training has
-# no direction to follow. `scaled_dot_product_attention_vjp` returns the output together with the function that computes the
-# gradients:
+# no direction to follow. `scaled_dot_product_attention_vjp` returns the output together with the function that
+# computes the gradients:
 
 # %%
 print("scale     largest weight   size of the gradient of bank's query")
@@ -206,10 +209,10 @@ for scale in (0.0, 0.5, 1 / np.sqrt(2), 2.0, 5.0, 20.0, 100.0):
     print(f"{scale:7.3f}   {largest:14.3f}   {np.linalg.norm(gradient):.6f}")
 
 # %% [markdown]
-# The gradient is small at both ends: at 0 because the query has no effect, at 100 because the choice is made and a slightly
-# different query would make the same one. In between lies the range in which a layer can learn. These hand-made scores are
-# small, so a scale of 5 gives a larger gradient than $1/\sqrt 2$. The point of $1/\sqrt{d_k}$ is not that it is the best
-# number. It is that the width of the layer no longer decides at which end training begins.
+# The gradient is small at both ends: at 0 because the query has no effect, at 100 because the choice is made and a
+# slightly different query would make the same one. In between lies the range in which a layer can learn. These
+# hand-made scores are small, so a scale of 5 gives a larger gradient than $1/\sqrt 2$. The point of $1/\sqrt{d_k}$ is
+# not that it is the best number. It is that the width of the layer no longer decides at which end training begins.
 #
 # Here is the projected attention with all steps; move the scale on the page, and watch the weights of *bank*.
 
@@ -221,8 +224,10 @@ steps_page(projected["river"], sentences["river"])
 # %% [markdown]
 # **To take away**
 #
-# - A linear layer never sees the neighbours; attention is a mean over them, with weights made from the words themselves.
-# - Query and key decide *which* words are attended to, the value decides *what* they contribute. Only query and key must have one width.
+# - A linear layer never sees the neighbours; attention is a mean over them, with weights made from the words
+# themselves.
+# - Query and key decide *which* words are attended to, the value decides *what* they contribute. Only query and key
+# must have one width.
 # - The scale keeps the softmax in the range where it can learn. It is not a matter of taste: wide layers need it.
 #
 # Next: [notebook 2](2_sentence_embeddings.ipynb) trains a small model, and shows what its *bank* attends to.

@@ -4,16 +4,16 @@
 # You have read *LLMs: Self Attention*. It begins with an interior designer who places a television, a lamp, a recliner
 # and a bed, turns that into a layer, and ends with a model that maps sentences to vectors and is trained on triplets.
 #
-# The tutorial prints no tensors. Here every part is computed twice: by `selfattn`, and by a few plain lines of NumPy that
-# say what it is. One step past the tutorial, the notebook asks
+# The tutorial prints no tensors. Here every part is computed twice: by `selfattn`, and by a few plain lines of NumPy
+# that say what it is. One step past the tutorial, the notebook asks
 #
 # - what is lost when the designer **picks the best** instead of taking the **weighted sum**, and
 # - what a model of 500 numbers learns in a second or two: **what does its *bank* attend to?**
 #
 # ## What to see
 #
-# The page shows such a model before and after its training. The thickness of a ribbon is an attention weight. Which word
-# does *bank* attend to in each sentence? The tour asks you first, and then shows the answer.
+# The page shows such a model before and after its training. The thickness of a ribbon is an attention weight. Which
+# word does *bank* attend to in each sentence? The tour asks you first, and then shows the answer.
 
 # %%
 from selfattn.views import tutorial_page
@@ -95,8 +95,9 @@ for light in (0.0, 1.0, 1.5, 1.9, 2.0, 2.1, 2.5, 3.0, 4.0):
 
 # %% [markdown]
 # Up to some point the pick does not move at all, and then it jumps across the room. So a pick does not say *in which
-# direction* to change the query: its gradient is zero nearly everywhere. The weighted sum moves all the way, and training
-# follows its slope. The gradient of the recliner's place along x (towards the lamp) with respect to its query:
+# direction* to change the query: its gradient is zero nearly everywhere. The weighted sum moves all the way, and
+# training follows its slope. The gradient of the recliner's place along x (towards the lamp) with respect to its
+# query:
 
 # %%
 place, pullback = sa.scaled_dot_product_attention_vjp(query, key, value)
@@ -129,9 +130,9 @@ steps_page(mixed, items)
 # The layer of the tutorial makes queries, keys and values with three Linears from the same `x`, attends with scale
 # $1/\sqrt{d}$, adds the input again (*residual*) and normalises each row (`ln`). There is no feed-forward part.
 #
-# `nn.SelfAttentionBlock` is that layer: `block(x)` is the result, and `block.steps(x)` holds everything on the way. A Linear
-# holds `weight` with shape (out, in), so its plain line is `x @ weight.T + bias`. Each output is printed twice: by `selfattn`, and
-# by the plain lines.
+# `nn.SelfAttentionBlock` is that layer: `block(x)` is the result, and `block.steps(x)` holds everything on the way. A
+# Linear holds `weight` with shape (out, in), so its plain line is `x @ weight.T + bias`. Each output is printed
+# twice: by `selfattn`, and by the plain lines.
 
 # %%
 from selfattn import nn
@@ -198,8 +199,8 @@ print(embedding, plain_embedding, sep="\n")
 # ## The task
 #
 # Training shows the model three sentences: *main*, a *similar* one and one that is not. Its confidence is
-# $\log\sigma(\text{main}\cdot\text{similar}) + \log\sigma(-\text{main}\cdot\text{non-similar})$: at most 0, and close to
-# it when the first product is large and the second one very negative.
+# $\log\sigma(\text{main}\cdot\text{similar}) + \log\sigma(-\text{main}\cdot\text{non-similar})$: at most 0, and close
+# to it when the first product is large and the second one very negative.
 
 # %%
 triplet = "tom chase jerry", "jerry likes cheese", "harry killed voldemort"
@@ -235,7 +236,12 @@ telling = {
     "river": "stream mud boat fish reeds water".split(),
     "finance": "money loan clerk cash account interest".split(),
 }
-test = ["the bank and the stream", "we saw the mud and the bank", "the bank and the money", "we saw the loan and the bank"]
+test = [
+    "the bank and the stream",
+    "we saw the mud and the bank",
+    "the bank and the money",
+    "we saw the loan and the bank",
+]
 corpus = {
     topic: [s for pattern in patterns for word in some if (s := pattern.format(word)) not in test]
     for topic, some in telling.items()
@@ -305,11 +311,11 @@ for sentence, untrained, trained in zip(test, before, after, strict=True):
 
 # %% [markdown]
 # Nothing in the data says that *stream* and *loan* are the words that matter. To lower its loss, the model had to make
-# sentences of one topic alike. A vector of *bank* that is the same in all sentences does not help with that. So the model
-# learned to take the topic from the word that shows it.
+# sentences of one topic alike. A vector of *bank* that is the same in all sentences does not help with that. So the
+# model learned to take the topic from the word that shows it.
 #
-# And this changes the vector of *bank* itself. The vectors of *bank* in the four sentences, before the block and after it,
-# by the cosine of the angle between them (1: same direction, −1: opposite):
+# And this changes the vector of *bank* itself. The vectors of *bank* in the four sentences, before the block and
+# after it, by the cosine of the angle between them (1: same direction, −1: opposite):
 
 # %%
 def cosines(rows):
@@ -355,10 +361,10 @@ for seed in (SEED, 0, 1, 2):
 
 # %% [markdown]
 # All of them solve the task, but they do not all attend to the word that we would choose. In the model with seed 2,
-# *bank* attends to words about money only: if there are none, *bank* belongs to a river, and that is enough. Another word may
-# attend instead of *bank*: the vector of the sentence is a mean over *all* its words, so *the* and *and* can attend to the
-# topic word, or the topic word can have a large vector of its own. Weights show what a step of the computation did; why the
-# model succeeds is another question, and one row of weights does not answer it.
+# *bank* attends to words about money only: if there are none, *bank* belongs to a river, and that is enough. Another
+# word may attend instead of *bank*: the vector of the sentence is a mean over *all* its words, so *the* and *and* can
+# attend to the topic word, or the topic word can have a large vector of its own. Weights show what a step of the
+# computation did; why the model succeeds is another question, and one row of weights does not answer it.
 #
 # *Your turn:*
 #

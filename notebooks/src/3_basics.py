@@ -2,13 +2,13 @@
 # # 3. "sky is blue", slowly, and what heads are
 #
 # You have read *Self Attention - Basics*, a notebook that takes three tokens with two numbers each through every stage
-# of one attention and prints all of them. Here each number is computed again. Then one step further: **heads**. What changes when
-# the same columns are split between two attentions?
+# of one attention and prints all of them. Here each number is computed again. Then one step further: **heads**. What
+# changes when the same columns are split between two attentions?
 #
 # ## What to see
 #
-# The thickness of a ribbon is an attention weight. Point at *is* and at *blue*: what do their ribbons have in common? The tour
-# asks you first, and then shows the answer.
+# The thickness of a ribbon is an attention weight. Point at *is* and at *blue*: what do their ribbons have in common?
+# The tour asks you first, and then shows the answer.
 
 # %%
 from selfattn.views import tutorial_page
@@ -171,8 +171,9 @@ for h in range(2):
     print(f"head {h} of 2, sky:", "  ".join(f"{w:6.3f}" for w in two.weights[h, 0]))
 
 # %% [markdown]
-# The weights of the two heads differ: by its first column *sky* attends more to itself, by the second more to the others. In
-# the one head both columns were added up before the softmax, $q_1 k_1 + q_2 k_2$, and the larger product decided.
+# The weights of the two heads differ: by its first column *sky* attends more to itself, by the second more to the
+# others. In the one head both columns were added up before the softmax, $q_1 k_1 + q_2 k_2$, and the larger product
+# decided.
 #
 # The page shows both heads at every stage:
 
@@ -209,8 +210,8 @@ print("two heads of width 2:        ", np.concatenate(heads[:, 0]))
 print("weights of head 0 and head 1:", weights[0, 0].round(2), weights[1, 0].round(2))
 
 # %% [markdown]
-# The price is width: a head of 2 columns distinguishes fewer tokens than one of 4. That is the trade in every model with
-# several heads, and nothing is gained or lost in the number of parameters.
+# The price is width: a head of 2 columns distinguishes fewer tokens than one of 4. That is the trade in every model
+# with several heads, and nothing is gained or lost in the number of parameters.
 #
 # *Your turn:*
 #

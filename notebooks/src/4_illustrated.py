@@ -1,17 +1,17 @@
 # %% [markdown]
 # # 4. Whole numbers, by hand, and other ways to score
 #
-# You have read *Illustrated: Self-Attention*, by Raimi Karim: three inputs of four whole numbers, three matrices of whole numbers, and
-# arrows from each to each. With whole numbers every score can be checked by hand, and here is a page for
-# that. The tutorial then rounds the weights by hand to keep the arithmetic easy. We do the same, and then look at
-# what the rounding cost.
+# You have read *Illustrated: Self-Attention*, by Raimi Karim: three inputs of four whole numbers, three matrices of
+# whole numbers, and arrows from each to each. With whole numbers every score can be checked by hand, and here is a
+# page for that. The tutorial then rounds the weights by hand to keep the arithmetic easy. We do the same, and then
+# look at what the rounding cost.
 #
 # One step further: the tutorial names **other score functions**. What do they do with these very inputs?
 #
 # ## What to see
 #
-# The thickness of a ribbon is an attention weight. Which input do all three attend to, and what is special about its key? The
-# tour asks you first, and then shows the answer.
+# The thickness of a ribbon is an attention weight. Which input do all three attend to, and what is special about its
+# key? The tour asks you first, and then shows the answer.
 
 # %%
 from selfattn.views import tutorial_page
@@ -35,8 +35,8 @@ keys, querys, values = x @ w_key, x @ w_query, x @ w_value
 print("keys", keys, "queries", querys, "values", values, sep="\n")
 
 # %% [markdown]
-# (One figure of the text shows the key of input 1 as 1, 1, 0. The printed tensor, 0, 1, 1, is right: add rows 1 and 3 of
-# `w_key`, since input 1 is 1, 0, 1, 0.)
+# (One figure of the text shows the key of input 1 as 1, 1, 0. The printed tensor, 0, 1, 1, is right: add rows 1 and 3
+# of `w_key`, since input 1 is 1, 0, 1, 0.)
 #
 # ## Scores and softmax
 #
@@ -74,13 +74,14 @@ print("weighted values, for each key", rounded.weighted_values.swapaxes(0, 1), "
 print("output 2:", rounded.output[1], " output 3:", rounded.output[2])
 
 # %% [markdown]
-# Are all these the tutorial's numbers? `selfattn.tutorials` has what it prints, and compares:
+# Are all these the tutorial's numbers? `selfattn.tutorials` has what it prints, and compares. What it leaves to its
+# reader is compared with `selfattn.reference`, the definition of attention in plain NumPy:
 
 # %%
 from selfattn import tutorials
 
 for each in tutorials.illustrated().comparisons:
-    print(f"{each.name:38} {'as printed' if each.agrees else 'differs'}")
+    print(f"{each.name:38} {'as' if each.agrees else 'not as'} {each.source}")
 
 # %% [markdown]
 # ### What did the rounding cost?
@@ -165,10 +166,13 @@ for name, s in scores.items():
 # What to see:
 #
 # - **Dot product** and **scaled dot product** agree on the order of the keys and differ in how sure they are.
-# - **Cosine** does not care how long a key is. Input 2 has the longest key, 4, 4, 0, and wins every dot product with it;
-#   measured by the angle alone, input 3 fits better. In practice cosine scores are multiplied by a learned number, since
+# - **Cosine** does not care how long a key is. Input 2 has the longest key, 4, 4, 0, and wins every dot product with
+# it;
+#   measured by the angle alone, input 3 fits better. In practice cosine scores are multiplied by a learned number,
+# since
 #   scores between −1 and 1 give a very even softmax.
-# - **Additive** scores lie between $-\sum|v_i|$ and $\sum|v_i|$, however long the vectors are, so they need no scale. It
+# - **Additive** scores lie between $-\sum|v_i|$ and $\sum|v_i|$, however long the vectors are, so they need no scale.
+# It
 #   is the oldest of the five (Bahdanau, Cho and Bengio, 2014). The price is a tanh for every pair and column, where the
 #   dot product is one multiplication of matrices.
 #
@@ -198,8 +202,8 @@ for name in scores:
 # ## When the fan-in matters: initialisation
 #
 # The tutorial ends with a list of what a full module adds. One entry is the initialisation of the three matrices. Its
-# job is the same as that of the scale: numbers should leave a layer about as large as they came in, or a few layers later
-# they are all huge or all 0. `nn.init` has the usual ones:
+# job is the same as that of the scale: numbers should leave a layer about as large as they came in, or a few layers
+# later they are all huge or all 0. `nn.init` has the usual ones:
 
 # %%
 from selfattn.nn import init
@@ -221,11 +225,11 @@ for name, weight in starts.items():
     print(f"  {name:20} {y.std():9.2f} {size:12.2f}")
 
 # %% [markdown]
-# Xavier keeps the size at 1. Kaiming makes it $\sqrt 2$ times as large, because it is meant for layers followed by a ReLU,
-# which throws half of it away; attention has none there. With the plain normal distribution the scores of a model this
-# wide start in the hundreds, and every softmax with a single 1. Uniform in [0, 1), as the class of
-# [notebook 1](1_first_principles.ipynb) does it, is worse still, since its numbers have a mean of 1/2 instead of 0. That
-# is fine for three tokens on a page, but not for training a wide model.
+# Xavier keeps the size at 1. Kaiming makes it $\sqrt 2$ times as large, because it is meant for layers followed by a
+# ReLU, which throws half of it away; attention has none there. With the plain normal distribution the scores of a
+# model this wide start in the hundreds, and every softmax with a single 1. Uniform in [0, 1), as the class of
+# [notebook 1](1_first_principles.ipynb) does it, is worse still, since its numbers have a mean of 1/2 instead of 0.
+# That is fine for three tokens on a page, but not for training a wide model.
 #
 # *Your turn:*
 #

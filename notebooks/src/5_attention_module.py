@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 5. The attention module, masks, and rows without keys
 #
-# You have read *Self-Attention*, about a `ScaledDotProductAttention` module for sentences such as "Hello I love you", in which *love*
-# should attend to *I* and *you* more than to *Hello*. It takes tensors of shape (batch, n_heads, len, d), a mask of zeros
-# and ones and a dropout module, and returns the weighted values together with the weights.
+# You have read *Self-Attention*, about a `ScaledDotProductAttention` module for sentences such as "Hello I love you",
+# in which *love* should attend to *I* and *you* more than to *Hello*. It takes tensors of shape (batch, n_heads, len,
+# d), a mask of zeros and ones and a dropout module, and returns the weighted values together with the weights.
 #
 # The tutorial prints no tensors, so ours come with its five lines, written in plain NumPy. Then
 # one step further: **masks**. What do they do to a row, what happens in a row where *everything* is masked, and why do
@@ -11,8 +11,8 @@
 #
 # ## What to see
 #
-# The thickness of a ribbon is an attention weight. Which words does *love* attend to, and what changes when the last word is
-# masked? The tour asks you first, and then shows the answer.
+# The thickness of a ribbon is an attention weight. Which words does *love* attend to, and what changes when the last
+# word is masked? The tour asks you first, and then shows the answer.
 
 # %%
 from selfattn.views import tutorial_page
@@ -78,9 +78,10 @@ print("by the plain lines", plain_attention(query, key, value)[1][2])
 # %% [markdown]
 # ## A batch with padding
 #
-# Sentences of a batch have to have one length, so shorter ones are filled up with padding, to which no word must attend.
-# The mask has shape (batch, 1, 1, len), a 1 for each token and a 0 for padding, and is stretched over heads and queries.
-# Two heads now: the queries of the second one have their columns in another order, so that it attends to other things.
+# Sentences of a batch have to have one length, so shorter ones are filled up with padding, to which no word must
+# attend. The mask has shape (batch, 1, 1, len), a 1 for each token and a 0 for padding, and is stretched over heads
+# and queries. Two heads now: the queries of the second one have their columns in another order, so that it attends to
+# other things.
 
 # %%
 heads = np.stack([query, np.roll(query, 1, axis=1)])  # (n_heads, len, d)
@@ -173,7 +174,8 @@ with np.errstate(invalid="ignore"):  # NumPy would warn about what we are about 
 with_1e9 = attention(batched(query), batched(key), batched(value), allowed[None, None].astype(int))[1][0, 0]
 functional = sa.scaled_dot_product_attention(query, key, value, allowed, return_weights=True)[1]
 
-for name, found in (("-inf, plain lines", with_infinity), ("-1e9, the module", with_1e9), ("selfattn, a mask", functional)):
+ways = (("-inf, plain lines", with_infinity), ("-1e9, the module", with_1e9), ("selfattn, a mask", functional))
+for name, found in ways:
     print(f"\n{name}: weights of rows 0 and 1")
     print(found[:2])
 
@@ -199,7 +201,8 @@ for name, found in (("-inf, plain lines", with_infinity), ("-1e9, the module", w
 with np.errstate(over="ignore", invalid="ignore"):
     half = np.full(4, -1e9).astype(np.float16)
     print("-1e9 in float16:", half, " softmax:", softmax(half))
-print("the module, in float16:", attention(*(t.astype(np.float16) for t in inputs), np.zeros((1, 1, 1, 4), int))[1][0, 0, 0])
+halves = [t.astype(np.float16) for t in inputs]
+print("the module, in float16:", attention(*halves, np.zeros((1, 1, 1, 4), int))[1][0, 0, 0])
 
 # %% [markdown]
 # (The module computes 16-bit numbers in float32 and so gives the uniform row there, too.)
@@ -230,14 +233,16 @@ broken[1, 0] = np.nan
 steps_page(sa.attention_steps(query, key, broken, is_causal=True), tokens)
 
 # %% [markdown]
-# Row *Hello* attends only to itself and stays clean; *I* and every later row attend to *I*, and the first column is NaN.
+# Row *Hello* attends only to itself and stays clean; *I* and every later row attend to *I*, and the first column is
+# NaN.
 #
 # *Your turn:*
 #
 # - On the first page, close all cells of one row of the mask. What happens to the row, and to the other rows?
-# - A float mask is added to the scores: `np.log(2)` on a pair doubles its weight before the row is normalised. Build one
+# - A float mask is added to the scores: `np.log(2)` on a pair doubles its weight before the row is normalised. Build
+# one
 #   that makes *love* attend to *you* twice as much as to *I*.
 # - Under `is_causal=True`, does the output of the first word ever depend on the last word? The gradient shows it:
 #   `sa.scaled_dot_product_attention_vjp`.
 #
-# This was the last of the five. Back to [the first](1_first_principles.ipynb).
+# This was the last of the five. Next: [a GPT in 40 lines](6_gpt.ipynb).

@@ -13,8 +13,8 @@
 #
 # ## What to see
 #
-# The thickness of a ribbon is an attention weight, here from numbers that are made up. No ribbon comes from a later word. Point
-# at the two *the*: they go in with the same numbers. Why are their outputs not the same?
+# The thickness of a ribbon is an attention weight, here from numbers that are made up. No ribbon comes from a later
+# word. Point at the two *the*: they go in with the same numbers. Why are their outputs not the same?
 
 # %%
 import selfattn as sa
@@ -28,9 +28,10 @@ sa.views.steps_page(sa.attention_steps(x, x, x, is_causal=True), "the dog worrie
 # A verse begins with the last one that has come, and goes back to the house:
 
 # %%
-PARTS = """lay in the house that Jack built.|the malt that|ate|the rat that|killed|the cat that|worried|the dog that|tossed
-|the cow with the crumpled horn that|milked|the maiden all forlorn that|kissed|the man all tattered and torn that|married
-|the priest all shaven and shorn that|woke|the cock that crowed in the morn that|kept|the farmer sowing his corn that"""
+PARTS = """lay in the house that Jack built.|the malt that|ate|the rat that|killed|the cat that|worried|the dog that
+|tossed|the cow with the crumpled horn that|milked|the maiden all forlorn that|kissed|the man all tattered and torn that
+|married|the priest all shaven and shorn that|woke
+|the cock that crowed in the morn that|kept|the farmer sowing his corn that"""
 end, *rest = [part.strip() for part in PARTS.split("|")]
 who, does = rest[0::2], rest[1::2]
 
@@ -81,13 +82,14 @@ for step in range(200):
         print(f"step {step:3d}: loss {loss:.2f}")
 
 # %% [markdown]
-# The loss does not become 0, and should not: after *This is the* any of ten may come, and a piece that begins in the middle of a
-# line lacks what came before.
+# The loss does not become 0, and should not: after *This is the* any of ten may come, and a piece that begins in the
+# middle of a line lacks what came before.
 #
 # ## Let it write
 #
-# For the beginning of a text, the model computes scores for the next word; the likeliest word is appended, and so on. The
-# keys and values of the words so far are kept (`sa.KVCache` does that for attention alone), so each new word needs one row.
+# For the beginning of a text, the model computes scores for the next word; the likeliest word is appended, and so on.
+# The keys and values of the words so far are kept (`sa.KVCache` does that for attention alone), so each new word
+# needs one row.
 
 
 # %%
@@ -114,8 +116,8 @@ for beginning, own in zip(beginnings, together, strict=True):
 # ### Temperature
 #
 # The scores become probabilities by a softmax, and the next word may be drawn from them. Scores are divided by a
-# **temperature** first: below 1 the likeliest words become likelier, above 1 all become more alike. Many words may follow
-# *This is the*:
+# **temperature** first: below 1 the likeliest words become likelier, above 1 all become more alike. Many words may
+# follow *This is the*:
 
 # %%
 scores = model([number[word] for word in "/ / This is the".split()])[-1]
@@ -135,9 +137,9 @@ for seed in range(4):
 # %% [markdown]
 # ## Look inside
 #
-# How does the model know what comes next? After *killed the* it must predict *rat*, and after *worried the* it must predict
-# *cat*, although the last word is the same. `model.layers[0].self_attn` is the attention of the first layer, and returns its
-# weights too. The input of a layer is the output of the layer before it.
+# How does the model know what comes next? After *killed the* it must predict *rat*, and after *worried the* it must
+# predict *cat*, although the last word is the same. `model.layers[0].self_attn` is the attention of the first layer,
+# and returns its weights too. The input of a layer is the output of the layer before it.
 
 
 # %%

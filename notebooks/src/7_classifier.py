@@ -2,13 +2,13 @@
 # # 7. A classifier that shows what it attends to
 #
 # Is a review kind or unkind? Counting good and bad words is not enough: *not good* is unkind, and *not bad at all* is
-# kind. A model must find out which *not* belongs to which word. This one has a token that attends to the whole sentence,
-# and we look at its weights.
+# kind. A model must find out which *not* belongs to which word. This one has a token that attends to the whole
+# sentence, and we look at its weights.
 #
 # ## What to see
 #
-# The thickness of a ribbon is an attention weight. In these numbers, made by hand, *lovely* takes a third of its output from
-# *not*, and so it differs from a *lovely* without *not*. Will training find such numbers by itself?
+# The thickness of a ribbon is an attention weight. In these numbers, made by hand, *lovely* takes a third of its
+# output from *not*, and so it differs from a *lovely* without *not*. Will training find such numbers by itself?
 
 # %%
 import selfattn as sa
@@ -54,8 +54,8 @@ for _ in range(4):
 # ## The model
 #
 # A class of our own: embeddings of words and places, two layers of a Transformer, and a linear layer from the first
-# row, that of a token `<review>` before every sentence, to two scores. Shorter reviews are filled up; `key_lengths` says
-# how many tokens there are, and the rest is closed.
+# row, that of a token `<review>` before every sentence, to two scores. Shorter reviews are filled up; `key_lengths`
+# says how many tokens there are, and the rest is closed.
 
 # %%
 from selfattn import nn, optim
@@ -142,7 +142,8 @@ print(f"\n500 new reviews: {right:.0%} right; counting good and bad words, {(by_
 # %% [markdown]
 # ## What it attends to
 #
-# The attention of both layers, for the token `<review>` and for the word of praise or blame. A bar of ten marks is a weight of 1.
+# The attention of both layers, for the token `<review>` and for the word of praise or blame. A bar of ten marks is a
+# weight of 1.
 
 
 # %%
@@ -178,8 +179,8 @@ show(words, "lovely")
 # %% [markdown]
 # ### Do these weights matter?
 #
-# A weight says what a token *attends to*, not what that changes. The honest test is to change the sentence: replace a word or
-# leave it out, and see how much the score changes.
+# A weight says what a token *attends to*, not what that changes. The honest test is to change the sentence: replace a
+# word or leave it out, and see how much the score changes.
 
 # %%
 def kindness(words):
@@ -198,8 +199,8 @@ for word, other in [("food", "room"), ("good", "awful"), ("music", "film"), ("no
     print(f"  {how:16} {changed[word]:+6.1f}   moved by {changed[word] - whole:+5.1f}")
 
 # %% [markdown]
-# Without *not*, or with another word after it, the predicted class is the opposite. The words about the food change little,
-# though the first layer attends to them: what comes before *but* does not count.
+# Without *not*, or with another word after it, the predicted class is the opposite. The words about the food change
+# little, though the first layer attends to them: what comes before *but* does not count.
 #
 # *Your turn:*
 #
@@ -207,4 +208,4 @@ for word, other in [("food", "room"), ("good", "awful"), ("music", "film"), ("no
 # - Use one head, or one layer. Is that enough for *not*, and for *but*?
 # - Give `review` sentences with two *not*: *not not good*. What must the second layer do?
 #
-# Next: [what is this head for?](8_heads.ipynb)
+# Next: [what is this head for?](../models/notebooks/8_heads.ipynb)

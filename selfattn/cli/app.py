@@ -1,7 +1,9 @@
-"""The command ``selfattn``: five tutorials and a timing, facts about this installation; and what runs every other command.
+"""The command ``selfattn``: five tutorials and a timing, facts about this installation.
 
-Parses arguments and prints; `tutorials`, `config` and `_timing` compute. Each of the other commands is in the file that
-`_COMMANDS` names; ``bench`` is in `selfattn.benchmarks.app`.
+This module also runs every other command.
+
+Parses arguments and prints; `tutorials` and `config` compute. Each of the other commands is in the file that
+`_COMMANDS` names. Other packages add commands: see `plugins`.
 """
 
 from __future__ import annotations
@@ -9,13 +11,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
+import re
+import shlex
+import shutil
 import signal
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
@@ -25,26 +31,21 @@ from typing import Any
 import numpy as np
 
 import selfattn as sa
-from selfattn import _timing, config, tutorials
+from selfattn import config, tutorials
 from selfattn._check import Array
 from selfattn.cli import streams
 from selfattn.cli.parser import Command, Parser, UsageError
+from selfattn.cli.plugins import IN_MODELS, load_plugin, plugins
 
 _EPILOG = """\
+{plugins}
 examples:
-  selfattn                      check that it computes what five tutorials print, and time it
+  selfattn                      check that it computes what tutorials print, and time it
   selfattn --verbose            every tensor of the tutorials, printed and computed
-  selfattn train book.txt --out model       learn sentence embeddings from a text
-  selfattn train gpt book.txt --out gpt     train a small GPT on a text
-  selfattn search model book.txt "a storm"  the lines that are most similar to a query
-  selfattn index model tickets.csv --out tickets.index    embed 20,000 texts once; selfattn search tickets.index "a storm"
-  selfattn generate model.gguf "Once upon a time"    continue a text with a language model; chat talks with it
-  selfattn explore all-MiniLM-L6-v2 "the bank of the river" --open    what every head does with a text
-  selfattn info                 version, CPU, instruction set, threads
   selfattn steps 3 --open       every number of every step, on a page in the browser
   selfattn pages class --open   all pages and a start page, for a web server or a USB stick
-  selfattn bench --quick        a short benchmark against the peers that are installed
-  selfattn bench --help         the options of the benchmark
+  selfattn train book.txt --out model       learn sentence embeddings from a text
+  selfattn info                 version, CPU, instruction set, threads
   SELFATTN_ISA=avx2 selfattn    the same on another instruction set
 
 exit codes:
@@ -54,21 +55,13 @@ exit codes:
 # Each command's file in this folder, and its line in the help.
 _COMMANDS = {
     "steps": ("pages", "write a page that shows every step of attention"),
-    "explore": ("pages", "write a page of what a model's heads do with a text"),
     "pages": ("pages", "write all pages and a start page, for a class"),
-    "train": ("train", "train a sentence-embedding model on a text; train gpt: a small GPT"),
-    "embed": ("models", "turn sentences into vectors"),
-    "index": ("search", "embed texts once, for selfattn search"),
-    "search": (
-        "models",
-        "print the texts of an index, or the lines of a text, that are most similar to a query",
-    ),
-    "map": ("pages", "write a page that shows the texts of an index as points"),
-    "generate": ("language", "continue a text with a language model"),
-    "chat": ("language", "talk with a language model"),
-    "evaluate": ("language", "compute the perplexity of a text, or the quality of an index"),
-    "bench": ("", "time selfattn against the peers that are installed"),
+    "train": ("train", "train a sentence-embedding model on a text"),
 }
+
+
+# Plugins that are no commands: commands of this package use them for an option.
+_OF_OTHERS = ("train.from", "info.file")
 
 
 class Style:
@@ -131,18 +124,21 @@ def _show_tutorials(computed: Sequence[tutorials.Tutorial], style: Style) -> Non
         print(f"\n{style.bold(f'{tutorial.number}. {tutorial.title}')} ({tutorial.precision})")
         for comparison in tutorial.comparisons:
             print(*_comparison_lines(comparison, style), sep="\n")
-        for slip in tutorial.errata:
-            print(style.dim(f"  known slip in the text: {slip}"))
+        for note in tutorial.errata:
+            print(style.dim(f"  note on the text: {note}"))
 
 
 def _verdict(computed: Sequence[tutorials.Tutorial], style: Style) -> bool:
     """Print whether the tensors agree, and the first that does not."""
     several = [(tutorial, each) for tutorial in computed for each in tutorial.comparisons]
     differing = [(tutorial, each) for tutorial, each in several if not each.agrees]
-    agreeing = len(several) - len(differing)
+    counts = []
+    for source in (tutorials.PRINTED, tutorials.REFERENCE):
+        agree = [each.agrees for _, each in several if each.source == source]
+        counts.append(f"{sum(agree)} of {len(agree)}")
     print(
-        f"{style.verdict(not differing)}  selfattn {sa.__version__} computes {agreeing} of {len(several)} tensors "
-        f"as {len(computed)} tutorials print them"
+        f"{style.verdict(not differing)}  selfattn {sa.__version__} computes {counts[0]} tensors as tutorials 1, 3 and "
+        f"4 print them, and {counts[1]} that none prints as its own reference does"
     )
     if differing:
         tutorial, comparison = differing[0]
@@ -151,43 +147,31 @@ def _verdict(computed: Sequence[tutorials.Tutorial], style: Style) -> bool:
     return not differing
 
 
-@dataclass
-class _Timing:
-    """Times of one forward pass of real size, in seconds, and the largest difference of the results."""
-
-    times: dict[str, list[float]]
-    difference: float
-
-    SHAPE = (1, 8, 1024, 64)  # sequences, heads, tokens, width
-    ROUNDS = 5
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the results are equal up to rounding: outputs are averages of numbers of size 1."""
-        return self.difference < 1e-5
-
-    @property
-    def ratio(self) -> float:
-        """How many times as long NumPy takes."""
-        return min(self.times["NumPy"]) / min(self.times["selfattn"])
+def numpy_attention(query: Array, key: Array, value: Array) -> Array:
+    """Compute attention in plain NumPy, which allocates several arrays (…, L, S)."""
+    scores = query @ np.swapaxes(key, -1, -2) * query.shape[-1] ** -0.5
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    output: Array = weights / weights.sum(axis=-1, keepdims=True) @ value
+    return output
 
 
-def _measure() -> _Timing:
-    """Time selfattn and NumPy in turn."""
-    rng = np.random.default_rng(0)
-    query, key, value = (rng.standard_normal(_Timing.SHAPE, dtype=np.float32) for _ in range(3))
-    functions: dict[str, Callable[..., Any]] = {
-        "selfattn": sa.scaled_dot_product_attention,
-        "NumPy": _timing.numpy_attention,
-    }
+_SHAPE, _TURNS = (1, 8, 1024, 64), 5  # sequences, heads, tokens, width
+
+
+def _measure() -> tuple[dict[str, list[float]], float]:
+    """Time selfattn and NumPy in turn; return the seconds of single calls, and the results' largest difference."""
+    arrays = np.random.default_rng(0).standard_normal((3, *_SHAPE), dtype=np.float32)
+    functions = {"selfattn": sa.scaled_dot_product_attention, "NumPy": numpy_attention}
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(_Timing.ROUNDS):
-        for name, function in functions.items():
-            names = {"attention": function, "q": query, "k": key, "v": value}
-            _timing.wait_until_quiet()
-            times[name] += _timing.sample_times("attention(q, k, v)", names, seconds=0.05)
-    ours, theirs = (function(query, key, value) for function in functions.values())
-    return _Timing(times, float(np.max(np.abs(ours - theirs))))
+    results: dict[str, Array] = {}
+    for name, function in [*functions.items()] * _TURNS:
+        time.sleep(0.02)  # threads of the other one may spin for as long
+        results[name] = function(*arrays)  # wakes the threads
+        for _ in range(2):
+            begin = time.perf_counter()
+            function(*arrays)
+            times[name].append(time.perf_counter() - begin)
+    return times, float(np.max(np.abs(results["selfattn"] - results["NumPy"])))
 
 
 def _on_what() -> str:
@@ -195,21 +179,24 @@ def _on_what() -> str:
     return f"{sa.get_isa()}, {threads} thread{'s' * (threads != 1)}"
 
 
-def _show_timing(timing: _Timing, style: Style) -> None:
+def _show_timing(times: dict[str, list[float]], style: Style) -> None:
     """Print the measured times."""
-    batch, heads, length, width = timing.SHAPE
-    print(
-        f"\n{style.bold('One forward pass')} ({batch} sequence, {heads} heads, {length} tokens, width {width}, "
-        f"float32; best of {timing.ROUNDS} rounds in turn)"
-    )
-    flops = _timing.attention_flops(batch, heads, length, length, width)
+    shape = "{} sequence, {} heads, {} tokens, width {}".format(*_SHAPE)
+    print(f"\n{style.bold('One forward pass')} ({shape}, float32; {_TURNS} rounds in turn)")
     details = {"selfattn": _on_what(), "NumPy": f"five lines, NumPy {np.__version__}"}
-    for name, samples in timing.times.items():
-        best = min(samples)
-        print(
-            f"  {name:<8}  {best * 1e3:8.2f} ms  (median {median(samples) * 1e3:.2f} ms)"
-            f"  {flops / best / 1e9:6.0f} GFLOP/s  {details[name]}"
-        )
+    flops = 4 * math.prod(_SHAPE) * _SHAPE[2]  # of two products
+    for name, seconds in times.items():
+        best, middle = min(seconds), median(seconds)
+        speed = f"{1e3 * best:8.2f} ms  (median {1e3 * middle:.2f} ms)  {flops / best / 1e9:6.0f} GFLOP/s"
+        print(f"  {name:<8}  {speed}  {details[name]}")
+
+
+def _name_here() -> str:
+    """Return what to type for this command: its name, or Python's if the environment of that name is not activated."""
+    found, own = shutil.which("selfattn"), Path(sys.executable).with_name("selfattn")
+    if found and own.exists() and own.samefile(found):
+        return "selfattn"
+    return f"{shlex.quote(sys.orig_argv[0])} -m selfattn"
 
 
 def _demonstrate(options: argparse.Namespace) -> int:
@@ -217,40 +204,79 @@ def _demonstrate(options: argparse.Namespace) -> int:
     streams.results()
     style = Style(options.color)
     computed = tutorials.compute_all()
-    agrees, timing = _verdict(computed, style), None
+    agrees, times = _verdict(computed, style), None
     if not options.no_timing:
         sys.stdout.flush()
-        timing = _measure()
-        _, heads, length, _ = timing.SHAPE
+        times, difference = _measure()
+        same = difference < 1e-5  # rounding: outputs are averages of numbers of size 1
         print(
-            f"{style.verdict(timing.agrees)}  {timing.ratio:.1f} {style.times} as fast as five lines of NumPy on "
-            f"{heads} heads of {length} tokens ({_on_what()}); largest difference of the results {timing.difference:.1e}"
+            f"{style.verdict(same)}  {min(times['NumPy']) / min(times['selfattn']):.1f} {style.times} as fast as five "
+            f"lines of NumPy on {_SHAPE[1]} heads of {_SHAPE[2]} tokens ({_on_what()}); largest difference of the "
+            f"results {difference:.1e}"
         )
-        agrees = agrees and timing.agrees
+        agrees = agrees and same
     if options.verbose:
         _show_tutorials(computed, style)
-        if timing is not None:
-            _show_timing(timing, style)
+        if times is not None:
+            _show_timing(times, style)
     else:
-        more = "selfattn steps 3 --open every step of attention; selfattn --help everything else"
+        here = _name_here()
+        more = f"{here} steps 3 --open every step of attention; {here} --help everything else"
         print(f"--verbose shows every tensor; {more}")
     return 0 if agrees else 1
+
+
+def _plugin_lines() -> str:
+    """Return the help's part on commands of other packages.
+
+    It has a line for each, or says where those of selfattn-models are to be had.
+    """
+    found = {name: each for name, each in plugins().items() if name not in _OF_OTHERS}
+    if not found:
+        return (
+            "with the package selfattn-models (pip install selfattn-models):\n"
+            f"  {', '.join(map(_spelled, IN_MODELS))}\n"
+        )
+    lines = ["commands of other packages:"]
+    for name, each in sorted(found.items()):
+        try:
+            first = re.split(r"[:.]", each.load().description)[0].replace("\n", " ")
+        except Exception as error:  # of the other package: the help shows this one's commands all the same
+            first = f"cannot be loaded: {error}"
+        lines.append(f"  {_spelled(name):16}{first[:1].lower()}{first[1:]}")
+    return "\n".join(lines) + "\n"
+
+
+def _spelled(name: str) -> str:
+    return name.replace(".", " ")
+
+
+class _Help(argparse.Action):
+    """``--help``: only then other packages' commands are loaded, for their lines."""
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        parser.epilog = _EPILOG.format(plugins=_plugin_lines())
+        parser.print_help()
+        parser.exit()
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="selfattn",
-        description="Compute the attention of five tutorials, compare it with the tensors that they print, and time a\n"
-        "forward pass of real size against NumPy. --verbose prints all tensors and times.",
-        epilog=_EPILOG,
+        description="Compute the attention of five tutorials, compare it with the tensors that they print, and with\n"
+        "selfattn's own reference where they print none; time a forward pass of real size against NumPy.\n"
+        "--verbose prints all tensors and times.",
+        add_help=False,
     )
+    what = "show this help message and exit"
+    parser.add_argument("-h", "--help", action=_Help, nargs=0, help=what)
     parser.add_argument("--version", action="version", version=f"selfattn {sa.__version__}")
     every = "print every tensor, expected and computed, and all times"
     parser.add_argument("--verbose", action="store_true", help=every)
     parser.add_argument("--no-timing", action="store_true", help="leave out the timing against NumPy")
     colours = "colours; 'auto' (the default) means on a terminal, unless NO_COLOR is set"
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=colours)
-    commands = parser.add_subparsers(dest="command", metavar=f"{{{','.join([*_COMMANDS, 'info'])}}}")
+    commands = parser.add_subparsers(dest="command", title="commands of selfattn", metavar="COMMAND")
     for name, (_, what) in _COMMANDS.items():  # only for the help: they have their own parsers
         commands.add_parser(name, add_help=False, help=what)
     facts = "print version, CPU, instruction set, threads, NumPy and compiler"
@@ -258,48 +284,53 @@ def _parser() -> Parser:
     kinds = "a file of a language model: print the kinds of its weights, and how they are computed"
     info.add_argument("file", metavar="FILE.gguf", type=Path, nargs="?", help=kinds)
     info.add_argument("--json", action="store_true", help="print the same as JSON")
+    for name in dict.fromkeys([*plugins(), *IN_MODELS]):  # without a line, but for hints at slips
+        if "." not in name and name not in _COMMANDS:
+            commands.add_parser(name, add_help=False)
     return parser
 
 
 def _print_facts(options: argparse.Namespace) -> int:
     """Print facts about this installation, or the kinds of weights in a GGUF file."""
-    if options.file is None:
-        facts = config.show_config("dicts")
-        text = json.dumps(facts, indent=2) if options.json else config.format_config(facts)
-    else:
-        from selfattn.models._gguf import kinds
-
+    if options.file is not None:
         try:
-            found = kinds(options.file)
-        except (OSError, ValueError) as error:
+            return int(load_plugin("info.file", "selfattn info FILE.gguf").run(options))
+        except (OSError, ValueError, ImportError) as error:
             return streams.fail("selfattn info", error)
-        rows = {kind: dict(zip(("tensors", "bytes", "how"), row, strict=True)) for kind, row in found.items()}
-        lines = [
-            f"{kind:8}{n:6} tensors {size / 1e6:10.1f} MB  {how}" for kind, (n, size, how) in found.items()
-        ]
-        text = json.dumps(rows, indent=2) if options.json else "\n".join(lines)
+    facts = config.show_config("dicts")
+    text = json.dumps(facts, indent=2) if options.json else config.format_config(facts)
     print(text, file=streams.results())
     return 0
 
 
 def _run(arguments: Sequence[str]) -> int:
-    if arguments[:1] == ["bench"]:
-        from selfattn.benchmarks.app import main as bench
-
-        return bench(arguments[1:])
-    if arguments[:2] == ["train", "gpt"]:
-        return _run_command("train_gpt", "train gpt", arguments[2:])
-    if arguments and arguments[0] in _COMMANDS:
-        return _run_command(_COMMANDS[arguments[0]][0], arguments[0], arguments[1:])
+    first = arguments[0] if arguments else ""
+    if list(arguments[:2]) == ["train", "gpt"]:
+        return _run_plugin("train.gpt", arguments[2:])
+    if first in _COMMANDS:
+        command = import_module(f"selfattn.cli.{_COMMANDS[first][0]}").COMMANDS[first]
+        return _run_command(command, first, arguments[1:])
+    if "." not in first and (first in IN_MODELS or first in plugins()):
+        return _run_plugin(first, arguments[1:])
     options = _parser().parse_args(arguments)
     if options.command == "info":
         return _print_facts(options)
-    return _demonstrate(options)
+    with streams.with_colours():
+        return _demonstrate(options)
 
 
-def _run_command(file: str, name: str, arguments: Sequence[str]) -> int:
-    """Run a command of a file of this folder; an error or a warning is a line on standard error."""
-    command: Command = import_module(f"selfattn.cli.{file}").COMMANDS[name]
+def _run_plugin(name: str, arguments: Sequence[str]) -> int:
+    """Run a command of another package."""
+    spelled = _spelled(name)
+    try:
+        command = load_plugin(name, f"selfattn {spelled}")
+    except ImportError as error:
+        return streams.fail("selfattn", error)
+    return _run_command(command, spelled, arguments)
+
+
+def _run_command(command: Command, name: str, arguments: Sequence[str]) -> int:
+    """Run a command; an error or a warning is a line on standard error."""
     parser = Parser(prog=f"selfattn {name}", description=command.description, epilog=command.epilog)
     command.add(parser)
     options = parser.parse_args(arguments)
@@ -325,7 +356,7 @@ def _run_command(file: str, name: str, arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     streams.prepare()
-    with _ended_by_signals():
+    with streams.made_visible(), _ended_by_signals():
         return _main(list(sys.argv[1:] if arguments is None else arguments))
 
 

@@ -1,4 +1,7 @@
-"""The commands ``selfattn steps``, ``explore`` and ``pages``: a page of a tutorial or of arrays, of a model's heads, all pages."""
+"""The commands ``selfattn steps`` and ``pages``: a page of a tutorial or of arrays, all pages.
+
+This module also has how a command writes a page.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ import numpy.typing as npt
 from selfattn import views
 from selfattn._disk import LONGEST_NAME
 from selfattn.cli import streams
-from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError, count
+from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError
+from selfattn.functional._options import StepsOptions, names_of
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import layer_steps
 from selfattn.views.document import Document
@@ -26,7 +30,7 @@ from selfattn.views.language import PLURALS
 from selfattn.views.page import Page, steps_page
 from selfattn.views.tutorial_pages import NUMBERED, TUTORIAL_PAGES, tutorial_page
 
-__all__ = ["COMMANDS", "page_of_arrays"]
+__all__ = ["COMMANDS", "WHAT", "add_out", "check_out", "page_of_arrays", "written"]
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
@@ -34,18 +38,26 @@ Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 ATTENTION = ("query", "key", "value")
 LAYER = ("inputs", "W_query", "W_key", "W_value")
 PARTS = (
-    "b_query", "b_key", "b_value", "key_inputs", "value_inputs", "num_heads", "W_out", "b_out", "residual",
-)  # fmt: skip
+    "b_query",
+    "b_key",
+    "b_value",
+    "key_inputs",
+    "value_inputs",
+    "num_heads",
+    "W_out",
+    "b_out",
+    "residual",
+)
 NORM = ("norm_weight", "norm_bias", "norm_eps")
 OPTIONS = (
-    "attn_mask", "is_causal", "causal", "scale", "softcap", "window", "key_lengths", "alibi_slopes", "sinks",
-    "enable_gqa",
-)  # fmt: skip
+    "attn_mask",
+    "is_causal",
+    *(name for name in names_of(StepsOptions) if name not in ("block_mask", "rng")),
+)
 DROPOUT = ("dropout_p", "rng")
 TOKENS = ("tokens", "key_tokens")
 MOST_BYTES = 2**28
 MOST_SCORES = 2**24
-POINTS = 20_000  # of a map
 PAGE = b'<body class="sa-page">', "a page of selfattn's"
 MOST_UNICODE = 0x10FFFF
 
@@ -68,17 +80,6 @@ examples:
   selfattn steps mine.npz --tokens "sky is blue" --exercise
   selfattn steps mine.npz --out - | wc -c
 {EXIT_CODES}"""
-EXPLORE_EPILOG = f"""\
-examples:
-  selfattn explore all-MiniLM-L6-v2 "He sat on the bank of the river." --open
-  selfattn explore all-MiniLM-L6-v2 "He sat on the bank of the river." --compare "She went to the bank for a loan."
-  selfattn explore cross-encoder "how tall is it" --second "it is 300 m high"    a pair of sentences
-  selfattn explore SmolLM2-135M "The capital of France is" --new-tokens 12       what it expects, step by step
-{EXIT_CODES}"""
-MAP_EPILOG = f"""\
-examples:
-  selfattn map tickets.index --colour status --open
-{EXIT_CODES}"""
 
 
 def page_of_arrays(
@@ -86,8 +87,8 @@ def page_of_arrays(
 ) -> Page:
     """Compute the steps of attention, or of a layer, from named arrays, and show them on a page.
 
-    ``selfattn steps --help`` lists the names; ``tokens`` replaces those in ``arrays``. Missing or unknown names, and arrays that
-    the steps or the page refuse, are a TypeError or a ValueError.
+    ``selfattn steps --help`` lists the names; ``tokens`` replaces those in ``arrays``. Missing or unknown names, and
+    arrays that the steps or the page refuse, are a TypeError or a ValueError.
 
     Examples
     --------
@@ -175,7 +176,7 @@ def _array(file: np.lib.npyio.NpzFile, name: str) -> npt.NDArray[Any]:
 def _add_steps(parser: Parser) -> None:
     source = "one of the tutorials, or a file of arrays; - is standard input"
     parser.add_argument("source", metavar="TUTORIAL|FILE.npz", help=source)
-    _add_out(parser, "NAME.html")
+    add_out(parser, "NAME.html")
     for name, what in (
         ("--text", "other words for a tutorial, or the tokens of a FILE.npz, separated by spaces"),
         ("--compare", "a second text for a tutorial, to compare with --text"),
@@ -198,7 +199,7 @@ def _page(options: argparse.Namespace) -> tuple[str, Page]:
         return name, tutorial_page(name, text=text, compare=options.compare, **both)
     path = Path(options.source)
     if options.source != streams.DASH and path.suffix.lower() != ".npz" and not os.path.exists(path):
-        known = ", ".join(TUTORIAL_PAGES)
+        known = ", ".join(f"{n} {name}" for n, name in enumerate(TUTORIAL_PAGES, 1))
         raise UsageError(f"{options.source!r} is neither a tutorial ({known}) nor a file")
     if options.compare is not None:
         raise UsageError("--compare is for a tutorial, not for a FILE.npz")
@@ -208,7 +209,7 @@ def _page(options: argparse.Namespace) -> tuple[str, Page]:
 
 
 def _run_steps(options: argparse.Namespace) -> int:
-    _check_out(options)
+    check_out(options)
     if options.out is not None and streams.is_same(options.out, options.source):
         raise UsageError(f"--out {options.out} would replace what is shown")
     at = options.source
@@ -226,42 +227,6 @@ def _run_steps(options: argparse.Namespace) -> int:
         return 1
     _show("steps", page, path, options.open)
     return 0
-
-
-def _add_explore(parser: Parser) -> None:
-    where = "the folder or .gguf file of a model, or what selfattn train made"
-    parser.add_argument("model", metavar="MODEL", type=Path, help=where)
-    for name, metavar, what in (
-        ("text", "TEXT", "what the model reads; - is standard input"),
-        ("--second", "TEXT", "the second sentence of a pair"),
-        ("--compare", "TEXT", "another text, compared with the first"),
-        ("--word", "TOKEN", "the token that is chosen at first"),
-    ):
-        parser.add_argument(name, metavar=metavar, type=streams.sentence, help=what)
-    more = "how many tokens a language model adds (0)"
-    parser.add_argument("--new-tokens", metavar="N", type=int, default=0, help=more)
-    _add_out(parser, "explorer.html")
-
-
-def _run_explore(options: argparse.Namespace) -> int:
-    _check_out(options)
-    return _written(
-        "explore", _explorer(options), options, "explorer.html", b"sa-explorer", "an explorer page"
-    )
-
-
-def _explorer(options: argparse.Namespace) -> views.Explorer:
-    from selfattn import models  # not imported for `selfattn steps`
-    from selfattn.training.triplets import read_text
-
-    streams.check(options.out)
-    streams.check_not_of(options.model, options.out)
-    text = options.text
-    if text == streams.DASH:
-        text = read_text(streams.source(text)).strip()
-    read = text if options.second is None else (text, options.second)
-    more = {"compare": options.compare, "word": options.word, "new_tokens": options.new_tokens}
-    return views.explorer(models.load(options.model), read, lang=options.lang, **more)
 
 
 def _add_pages(parser: Parser) -> None:
@@ -282,36 +247,7 @@ def _run_pages(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_map(parser: Parser) -> None:
-    add = parser.add_argument
-    add("index", metavar="INDEX", type=Path, help="the folder of an index, from selfattn index")
-    add("--colour", "--color", metavar="FIELD", help="the field that has the colours at first")
-    add("--most", metavar="N", type=count, default=POINTS, help=f"at most N texts, evenly spaced ({POINTS})")
-    _add_out(parser, "map.html")
-
-
-def _run_map(options: argparse.Namespace) -> int:
-    from selfattn.search import Index  # imports the models
-
-    _check_out(options)
-    streams.check(options.out)
-    index = Index.open(options.index)
-    part = slice(None, None, max(1, -(-len(index) // options.most)))
-    texts, metadata = index.texts[part], index.metadata[part]
-    if len(texts) < len(index):
-        shown = f"{len(texts):,} of {len(index):,} texts, evenly spaced"
-        streams.tell(f"selfattn map: {shown}; --most N shows more")
-    names = dict.fromkeys(name for each in metadata for name in each)
-    fields = {name: [each.get(name) for each in metadata] for name in names}
-    for name in [name for name, row in fields.items() if len({*map(str, row)}) == len(row)]:
-        if name != options.colour:
-            del fields[name]  # each value occurs once, so colours would say nothing
-    named = {"colour": options.colour, "name": options.index.resolve().name, "lang": options.lang}
-    page = views.corpus_map(index.vectors[part], texts, fields, progress=len(texts) > 2000, **named)
-    return _written("map", page, options, "map.html", b"sa-corpus-map", "a map of selfattn's")
-
-
-def _add_out(parser: Parser, default: str) -> None:
+def add_out(parser: Parser, default: str) -> None:
     """Add ``--lang``, ``--out`` and ``--open``."""
     parser.add_argument("--lang", choices=PLURALS, default="en", help="the language of the page; default: en")
     what = f"where to write; - is standard output; default: {default}"
@@ -319,7 +255,7 @@ def _add_out(parser: Parser, default: str) -> None:
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
 
 
-def _check_out(options: argparse.Namespace) -> None:
+def check_out(options: argparse.Namespace) -> None:
     """Refuse ``--open`` without a file."""
     if options.open and options.out == streams.DASH:
         raise UsageError("--open needs a file; --out - writes none")
@@ -333,8 +269,11 @@ def _default_file(name: str, mark: bytes, kind: str) -> Path:
     return path
 
 
-def _written(command: str, page: Document, options: argparse.Namespace, *default: Any) -> int:
-    """Save a page where ``--out`` says, or as the ``default`` that :func:`_default_file` takes; show it, and return the exit code."""
+def written(command: str, page: Document, options: argparse.Namespace, *default: Any) -> int:
+    """Save a page where ``--out`` says, or as the ``default`` that :func:`_default_file` takes.
+
+    Show it, and return the exit code.
+    """
     path = None
     if options.out != streams.DASH:
         path = page.save(options.out or _default_file(*default))
@@ -356,13 +295,11 @@ def _announce(command: str, path: Path, in_browser: bool) -> None:
         streams.tell(f"selfattn {command}: there is no browser; open {path} yourself")
 
 
+#: The description of a command that writes a page.
 WHAT = "Write a page that shows {}: one HTML file that needs\nno network."
 COMMANDS = {
     "steps": Command(
         WHAT.format("every number of every step of attention"), STEPS_EPILOG, _add_steps, _run_steps
-    ),
-    "explore": Command(
-        WHAT.format("what every head of a model does with a text"), EXPLORE_EPILOG, _add_explore, _run_explore
     ),
     "pages": Command(
         "Write all pages and a start page, index.html, for a web server or a\nUSB stick: every link is relative.",
@@ -370,5 +307,4 @@ COMMANDS = {
         _add_pages,
         _run_pages,
     ),
-    "map": Command(WHAT.format("the texts of an index as points"), MAP_EPILOG, _add_map, _run_map),
 }

@@ -1,7 +1,7 @@
 """Standard streams and files of a command, whether closed, full, not a terminal, or of any encoding; ``-`` is a stream.
 
-If a standard descriptor is closed when a program starts, the next file that it opens gets this descriptor, and would then get what
-is printed. So closed descriptors are opened on the null device first.
+If a standard descriptor is closed when a program starts, the next file that it opens gets this descriptor, and would
+then get what is printed. So closed descriptors are opened on the null device first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
@@ -22,21 +23,32 @@ from selfattn.text import is_text
 
 DASH = "-"
 _OF_MODELS = (
-    "config.json", "*_config.json", "config_*.json", "modules.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.*",
-    "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "*.gguf", "options.json",
-)  # fmt: skip
+    "config.json",
+    "*_config.json",
+    "config_*.json",
+    "modules.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer.*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "*.gguf",
+    "options.json",
+)
 
 
-class _Found:
+class _StandardOutput:
     """The standard output that the program was started with."""
 
     closed = False
-    output: Any = None  # set while prints go elsewhere
 
 
 def prepare() -> None:
     """Make the three standard streams usable, also if they were closed when the program started."""
-    _Found.closed = _is_closed(sys.stdout)
+    _StandardOutput.closed = _is_closed(sys.stdout)
     if not all(map(_is_open, range(3))):
         while (null := os.open(os.devnull, os.O_RDWR)) < 3:  # a new file gets the lowest free number
             pass
@@ -47,6 +59,51 @@ def prepare() -> None:
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")  # for characters that a terminal cannot show
+
+
+# The control characters of C0 and C1 but a tab and the end of a line, and those that turn the direction of a text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """Write control characters as Python does in quotes: a terminal would obey them, and the text may be anyone's."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+class _Visible:
+    """A stream to which control characters are written visibly.
+
+    On standard error a return to the line's begin stays at the begin of a text: progress bars write that there.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        returns = text[: len(text) - len(text.lstrip("\r"))] if self is sys.stderr else ""
+        self.stream.write(returns + visible(text[len(returns) :]))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def made_visible() -> Iterator[None]:
+    """Make control characters visible in what goes to standard error, and to standard output if it is a terminal.
+
+    What is piped stays as it is.
+    """
+    with contextlib.ExitStack() as changes:
+        if is_terminal(sys.stdout):
+            changes.enter_context(contextlib.redirect_stdout(_Visible(sys.stdout)))
+        changes.enter_context(contextlib.redirect_stderr(_Visible(sys.stderr)))
+        yield
+
+
+def with_colours() -> contextlib.AbstractContextManager[Any]:
+    """Let the package's own codes of colours through to standard output; for output without others' text."""
+    return contextlib.redirect_stdout(sys.stdout.stream if isinstance(sys.stdout, _Visible) else sys.stdout)
 
 
 def _is_closed(stream: Any) -> bool:
@@ -63,13 +120,16 @@ def _is_open(descriptor: int) -> bool:
 
 def results() -> Any:
     """Return standard output, for the results of a command; an OSError if it was closed when the program started."""
-    if _Found.closed:
+    if _StandardOutput.closed:
         raise OSError(errno.EBADF, "standard output is closed, and the result would be lost")
-    return sys.stdout if _Found.output is None else _Found.output
+    return sys.stdout
 
 
 def abandon(stream: Any) -> None:
-    """Drop output that cannot be written, to a closed pipe or a full disk: Python would complain at exit, or exit with 120."""
+    """Drop output that cannot be written, to a closed pipe or a full disk.
+
+    Python would complain at exit, or exit with 120.
+    """
     try:
         stream.flush()
     except (OSError, ValueError):
@@ -124,7 +184,9 @@ class Input:
 
 
 def lines() -> Iterator[str]:
-    """Yield the lines of standard input that are not empty, each at once: another program may be waiting for the answer.
+    """Yield the lines of standard input that are not empty, each at once.
+
+    Another program may be waiting for the answer.
 
     A line that is not UTF-8 is a ValueError.
     """
@@ -222,22 +284,6 @@ def check(file: str | os.PathLike[str] | None) -> None:
     for written in [place] * place.exists() + [place.parent] * (not _disk.is_special(path)):
         if not os.access(written, os.W_OK):
             raise PermissionError(errno.EACCES, "no permission to write", str(written))
-
-
-@contextlib.contextmanager
-def table_beside(file: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Send prints to standard error if the file is standard output; without a file, a closed standard output is an OSError."""
-    if file is None:
-        results()
-    if file is None or os.fspath(file) != DASH:
-        yield
-        return
-    _Found.output = results()
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        _Found.output = None
 
 
 def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str] | None) -> bool:

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from selfattn import _disk, files, nn, training
-from selfattn.cli import fine_tune, streams
-from selfattn.cli.models import add_split, check_exists, left_out
+from selfattn.cli import streams
 from selfattn.cli.parser import (
     EXIT_CODES,
     Command,
@@ -30,17 +29,27 @@ from selfattn.cli.parser import (
     count,
     rate,
 )
-from selfattn.text import WhitespaceTokenizer, train_sentencepiece
+from selfattn.cli.plugins import load_plugin
+from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 
 DEFAULTS = {
     "contrastive": {"dim": 256, "heads": 4, "epochs": 3, "lr": 1e-3, "batch_size": 128},
     "proxy": {"dim": 64, "heads": 1, "epochs": 10, "lr": 1e-3, "batch_size": 8},
-    "--from": fine_tune.DEFAULTS,
-}  # fmt: skip
+    "--from": {"epochs": 1, "lr": 5e-5, "batch_size": 32},
+}
 OF_A_NEW_MODEL = {
-    "split": "lines", "near": 1, "far": None, "per_sentence": 1, "tokenizer": "sentencepiece", "dim": None,
-    "vocab_size": 4000, "layers": 1, "heads": None, "max_seq_len": 128, "objective": None,
-}  # fmt: skip
+    "split": "lines",
+    "near": 1,
+    "far": None,
+    "per_sentence": 1,
+    "tokenizer": "sentencepiece",
+    "dim": None,
+    "vocab_size": 4000,
+    "layers": 1,
+    "heads": None,
+    "max_seq_len": 128,
+    "objective": None,
+}
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
 OURS = (files.CONFIG, files.WEIGHTS, *files.TOKENIZERS.values(), CHECKPOINT, OPTIONS)
 _LEFT = re.compile(rf"\.({'|'.join(map(re.escape, OURS))})\.[0-9a-f]{{16}}\.(new|old)")
@@ -61,7 +70,10 @@ examples:
 def _add(parser: Parser) -> None:
     text = "a UTF-8 file of text, or of triplets if it ends in .tsv; with --from a table; - is standard input"
     parser.add_argument("text", metavar="TEXT", help=text)
-    base = "go on from a pretrained model, with a table: a text and its answer, perhaps wrong answers; or two texts and a number"
+    base = (
+        "go on from a pretrained model, with a table: a text and its answer, perhaps wrong answers; or "
+        "two texts and a number"
+    )
     parser.add_argument("--from", metavar="FOLDER", dest="base", type=Path, help=base)
     where = "the folder of the model"
     parser.add_argument("--out", metavar="DIR", required=True, type=streams.folder, help=where)
@@ -84,7 +96,10 @@ def _add(parser: Parser) -> None:
     }
     add_numbers(model, sizes)
     loop = parser.add_argument_group("training")
-    task = "contrastive: a neighbour is told from those of other sentences; proxy: the tutorial's task, for triplets the default"
+    task = (
+        "contrastive: a neighbour is told from those of other sentences; proxy: the tutorial's task, "
+        "for triplets the default"
+    )
     loop.add_argument("--objective", choices=("contrastive", "proxy"), help=task)
     for name, take, what in (
         ("--epochs", count, "passes through the text"),
@@ -121,9 +136,9 @@ def _train(options: argparse.Namespace) -> int:
                 raise UsageError(
                     f"--{name.replace('_', '-')} is for a new model, not for one that --from names"
                 )
-        check_exists(options.base)
+        fine_tune = load_plugin("train.from", "selfattn train --from")
         _complete(options, "--from", unfinished)
-        fine_tune.fine_tune(options, unfinished / CHECKPOINT, lambda: _begin(options, None, unfinished), say)
+        fine_tune(options, unfinished / CHECKPOINT, lambda: _begin(options, None, unfinished), say)
     else:
         _train_new(options, unfinished, say)
     _remove(unfinished)
@@ -159,7 +174,8 @@ def _train_new(options: argparse.Namespace, unfinished: Path, say: Callable[[str
     else:
         model = _new_model(options, sentences, for_model)
         _begin(options, model, unfinished)
-    empty = left_out("train", model, (sentence for triplet in triplets for sentence in triplet))
+    empty = without_tokens(model, (sentence for triplet in triplets for sentence in triplet))
+    tell_left_out("train", empty)
     triplets = [triplet for triplet in triplets if empty.isdisjoint(triplet)]
     parameters = sum(array.size for array in model.parameters().values())
     proxy = options.objective == "proxy"
@@ -172,11 +188,18 @@ def _train_new(options: argparse.Namespace, unfinished: Path, say: Callable[[str
         # A sentence and both its neighbours may meet there.
         warnings.filterwarnings("ignore", "a batch holds")
         training.fit(
-            nn.ProxyTask(model) if proxy else model, examples, None if proxy else nn.MultipleNegativesRankingLoss(),
-            epochs=options.epochs, lr=options.lr, batch_size=options.batch_size, rng=for_orders,
-            log_every=None if options.quiet else options.log_every, checkpoint=unfinished / CHECKPOINT,
-            resume=options.resume, progress=False if options.quiet else None,
-        )  # fmt: skip
+            nn.ProxyTask(model) if proxy else model,
+            examples,
+            None if proxy else nn.MultipleNegativesRankingLoss(),
+            epochs=options.epochs,
+            lr=options.lr,
+            batch_size=options.batch_size,
+            rng=for_orders,
+            log_every=None if options.quiet else options.log_every,
+            checkpoint=unfinished / CHECKPOINT,
+            resume=options.resume,
+            progress=False if options.quiet else None,
+        )
 
 
 def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
@@ -193,7 +216,8 @@ def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
 def check_place(options: argparse.Namespace, begun: bool, foreign: str, kept: Mapping[str, str]) -> None:
     """Refuse a training that would replace what nobody asked it to replace.
 
-    ``foreign`` complains of a file of the user's that is in the way, or is ``""``; ``kept`` says what each file of a model is.
+    ``foreign`` complains of a file of the user's that is in the way, or is ``""``; ``kept`` says what each file of a
+    model is.
     """
     out: Path = options.out
     if out.exists() and not out.is_dir():
@@ -278,9 +302,14 @@ def _new_model(
         tokenizer = train_sentencepiece(sentences, options.vocab_size)
         size = tokenizer.get_piece_size()
     return nn.EmbeddingModel(
-        tokenizer, size, options.dim, max_seq_len=options.max_seq_len, num_layers=options.layers,
-        num_heads=options.heads, rng=rng,
-    )  # fmt: skip
+        tokenizer,
+        size,
+        options.dim,
+        max_seq_len=options.max_seq_len,
+        num_layers=options.layers,
+        num_heads=options.heads,
+        rng=rng,
+    )
 
 
 def _begin(options: argparse.Namespace, model: nn.EmbeddingModel | None, unfinished: Path) -> None:
@@ -298,6 +327,25 @@ def _begin(options: argparse.Namespace, model: nn.EmbeddingModel | None, unfinis
         if made and options.out.exists():
             options.out.rmdir()
         raise
+
+
+def add_split(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says how a text is split."""
+    what = "lines (the default): each line is a sentence; sentences: running text, split after . ! and ?"
+    parser.add_argument("--split", choices=training.SPLITS, default="lines", help=what)
+
+
+def without_tokens(model: nn.EmbeddingModel, sentences: Iterable[str]) -> set[str]:
+    """Return the sentences that have no tokens, such as invisible characters and empty lines."""
+    tokenize = as_tokenizer(model.tokenizer)
+    return {sentence for sentence in set(sentences) if not len(tokenize(sentence))}
+
+
+def tell_left_out(command: str, sentences: set[str]) -> None:
+    """Print the number of sentences without tokens, if there are any."""
+    if sentences:
+        some = f"{len(sentences)} sentence{'s' * (len(sentences) > 1)}"
+        streams.tell(f"selfattn {command}: {some} without tokens left out")
 
 
 COMMANDS = {"train": Command(DESCRIPTION, EPILOG, _add, _train)}

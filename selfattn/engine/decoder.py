@@ -1,7 +1,8 @@
 """A language model as the core runs it: causal layers, a cache of their keys and values, and a head.
 
-`nn.GPT` and the language models of `selfattn.models` share it. Sequences differ in length and are packed, without padding. The
-bits of a token depend on the tokens before it and on nothing else: not on other sequences, nor on later calls.
+`nn.GPT` and the language models of `selfattn_models` share it. Sequences differ in length and are packed, without
+padding. The bits of a token depend on the tokens before it and on nothing else: not on other sequences, nor on later
+calls.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from selfattn.functional._products import linear_backward
 
 LEAST_CAPACITY = 64  # tokens
 EXPANDED = 4096  # rows of a rounded head that are expanded at once
-LEAST_SHARED = 32  # tokens with which several prompts begin, so that computing them once pays for another call of the core
+# Tokens with which several prompts begin, so that computing them once pays for another call of the core.
+LEAST_SHARED = 32
 
 
 class DecoderCache:
@@ -83,18 +85,21 @@ class DecoderCache:
 class Decoder:
     """A language model: it takes ids, and returns the logits of the next id.
 
-    ``model`` has a table, causal layers with the same number and width of heads, and a final norm; it has no pooling. ``head`` is
-    (vocabulary, d); a tied one is the table. Arrays are not copied: a change of them takes effect at the next call.
+    ``model`` has a table, causal layers with the same number and width of heads, and a final norm; it has no pooling.
+    ``head`` is (vocabulary, d); a tied one is the table. Arrays are not copied: a change of them takes effect at the
+    next call.
 
-    Ids are vectors of integers. A sequence that is empty, or with the tokens in the cache longer than ``max_seq_len``, is a
-    ValueError that leaves the cache unchanged.
+    Ids are vectors of integers. A sequence that is empty, or with the tokens in the cache longer than
+    ``max_seq_len``, is a ValueError that leaves the cache unchanged.
 
-    A call in which each sequence has a past and one new token is decoding, unless ``prompt`` is true. Other calls compute prompts: of
-    a prompt that enters in several calls, rows have the same bits as in one. In decoding, sums are added in another order.
+    A call in which each sequence has a past and one new token is decoding, unless ``prompt`` is true. Other calls
+    compute prompts: of a prompt that enters in several calls, rows have the same bits as in one. In decoding, sums
+    are added in another order.
     """
 
-    def __init__(self, model: transformer.Transformer, head: Weight, *, max_seq_len: int) -> None:
-        assert model.pooling is None
+    def __init__(
+        self, model: transformer.Transformer, head: Weight, *, max_seq_len: int, prompt_precision: int = 0
+    ) -> None:
         assert model.table is not None
         self.model, self.max_seq_len = model, max_seq_len
         self.vocab_size: int = head.shape[0]
@@ -103,8 +108,8 @@ class Decoder:
         self.cache_dtype = self.dtype  # or float16, or BITS for bfloat16: keys and values are rounded
         copy_quants([head, *transformer.arrays(model)[1:]])
         self._head = head.packed if isinstance(head, Rounded) else head
-        self._core_model = transformer.as_core(model)
-        self._core_last = transformer.as_core(model._replace(pooling="last"))
+        self._every_row = transformer.Call(prompt_precision=prompt_precision)
+        self._last_row = self._every_row._replace(pooling="last")
 
     def new_cache(self, sequences: int) -> DecoderCache:
         """Return an empty cache for that number of sequences."""
@@ -120,7 +125,7 @@ class Decoder:
         self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None = None, *, prompt: bool = False
     ) -> list[Array]:
         """Compute the rows (L_i, d) that enter the head. With a cache, the tokens are appended to it."""
-        rows, cu_seqlens = self._run(self._core_model, ids, cache, prompt)
+        rows, cu_seqlens = self._run(self._every_row, ids, cache, prompt)
         return np.split(rows, cu_seqlens[1:-1])
 
     def next_logits(
@@ -134,7 +139,7 @@ class Decoder:
         try:
             if len(ids) > 1 and not before.any():
                 ids, prompt = self._begin(ids, cache), True
-            return self.head(self._run(self._core_last, ids, cache, prompt)[0], decoding=True)
+            return self.head(self._run(self._last_row, ids, cache, prompt)[0], decoding=True)
         except BaseException:  # no memory for the logits: remove the tokens
             cache.lengths = before
             raise
@@ -147,7 +152,7 @@ class Decoder:
         if not runs:
             return given
         once = self.new_cache(len(runs))
-        self._run(self._core_last, [given[run[0]][:length] for run, length in runs], once, True)
+        self._run(self._last_row, [given[run[0]][:length] for run, length in runs], once, True)
         cache.reserve(max(map(len, given)))
         cache.lengths = cache.lengths.copy()
         for n, (run, length) in enumerate(runs):
@@ -157,24 +162,27 @@ class Decoder:
 
     def logits(self, ids: npt.ArrayLike) -> Array:
         """Compute the logits of the next id after each id of a sequence, (L, vocabulary)."""
-        return self.head(self._run(self._core_model, [ids], None)[0])
+        return self.head(self._run(self._every_row, [ids], None)[0])
 
     def head(self, rows: Array, *, decoding: bool = False) -> Array:
         """Multiply rows (n, d) by the head; ``decoding`` as in :func:`selfattn.engine.weights.multiply`."""
-        y: Array = _core._linear_forward(rows, self._head, None, decoding, self.model.digits)
+        y: Array = _core._linear_forward(rows, self._head, None, decoding, self._every_row.prompt_precision)
         return y
 
     def _run(
-        self, core: tuple[object, object, object], ids: Sequence[npt.ArrayLike], cache: DecoderCache | None,
+        self,
+        call: transformer.Call,
+        ids: Sequence[npt.ArrayLike],
+        cache: DecoderCache | None,
         prompt: bool = False,
-    ) -> tuple[Array, Ids]:  # fmt: skip
+    ) -> tuple[Array, Ids]:
         packed, cu_seqlens = self._packed(ids, cache)
         if cache is None:
-            return _core._transformer_forward(packed, cu_seqlens, core, False), cu_seqlens
+            return transformer.forward(self.model, packed, cu_seqlens, call), cu_seqlens
         lengths = cache.lengths + np.diff(cu_seqlens)
         cache.reserve(int(lengths.max(initial=0)))
         rows: Array = _core._transformer_forward(
-            packed, cu_seqlens, core, False, (cache.keys, cache.values, cache.lengths), prompt
+            self.model, packed, cu_seqlens, call, False, (cache.keys, cache.values, cache.lengths), prompt
         )
         cache.lengths = lengths
         return rows, cu_seqlens
@@ -197,7 +205,7 @@ class Decoder:
         return pack(given)
 
 
-def common(a: Ids, b: Ids) -> int:
+def common_length(a: Ids, b: Ids) -> int:
     """Return with how many ids both begin."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
@@ -210,7 +218,7 @@ def shared_beginnings(ids: Sequence[Ids]) -> list[tuple[list[int], int]]:
     runs: list[tuple[list[int], int]] = []
     for n in order:
         run, length = runs[-1] if runs else ([], 0)
-        own = min(length, common(ids[run[-1]], ids[n]), len(ids[n]) - 1) if run else 0
+        own = min(length, common_length(ids[run[-1]], ids[n]), len(ids[n]) - 1) if run else 0
         if own >= LEAST_SHARED and len(run) * own >= (len(run) - 1) * length:  # another one saves tokens
             runs[-1] = [*run, n], own
         else:
@@ -218,7 +226,7 @@ def shared_beginnings(ids: Sequence[Ids]) -> list[tuple[list[int], int]]:
     return [run for run in runs if len(run[0]) > 1]
 
 
-class Past:
+class Prefix:
     """A sequence whose keys and values are kept from one call of generation to the next."""
 
     def __init__(self) -> None:
@@ -226,9 +234,9 @@ class Past:
         self.cache: DecoderCache | None = None
         self.angles: list[Array | None] = []  # by which the keys of each layer are rotated
 
-    def usable(self, ids: Ids, decoder: Decoder) -> int:
+    def usable_length(self, ids: Ids, decoder: Decoder) -> int:
         """Return how many tokens a prompt need not compute again; it computes one at least."""
-        n = min(common(self.ids, ids), len(ids) - 1)
+        n = min(common_length(self.ids, ids), len(ids) - 1)
         if n <= 0 or self.cache is None or self.cache.keys.dtype != decoder.cache_dtype:
             return 0
         pairs = zip(self.angles, angles_of(decoder), strict=True)
@@ -243,23 +251,25 @@ def angles_of(decoder: Decoder) -> list[Array | None]:
     return [None if layer.rotary is None else layer.rotary.cos for layer in decoder.model.layers]
 
 
-class Continued:
-    """A decoder and its cache, for one call of generation: of each prompt, it computes what follows its beginning in a past.
+class PrefixDecoder:
+    """A decoder and its cache, for one call of generation.
 
-    ``finish`` gives the tokens that have entered to the pasts.
+    Of each prompt, it computes what follows its beginning in a prefix.
+
+    ``finish`` gives the tokens that have entered to the prefixes.
     """
 
-    def __init__(self, decoder: Decoder, pasts: Sequence[Past]) -> None:
-        self.decoder, self.running = decoder, list(pasts)
+    def __init__(self, decoder: Decoder, prefixes: Sequence[Prefix]) -> None:
+        self.decoder, self.running = decoder, list(prefixes)
         self.ids: list[Ids] = []  # of the sequences that are running
         self.cache: DecoderCache | None = None
 
-    def new_cache(self, sequences: int) -> Continued:
+    def new_cache(self, sequences: int) -> PrefixDecoder:
         """Return itself, whose ``keep`` generation calls."""
         assert sequences == len(self.running)
         return self
 
-    def next_logits(self, ids: Sequence[Ids], cache: Continued) -> Array:
+    def next_logits(self, ids: Sequence[Ids], cache: PrefixDecoder) -> Array:
         """Append tokens, prompts first, and compute the logits of the next token."""
         if self.cache is not None:
             logits = self.decoder.next_logits(ids, self.cache)
@@ -274,11 +284,13 @@ class Continued:
         return logits
 
     def _begin(self, ids: Sequence[Ids]) -> DecoderCache:
-        """Return a cache with the beginnings of prompts that are in pasts, from which they are taken."""
-        lengths = [past.usable(own, self.decoder) for past, own in zip(self.running, ids, strict=True)]
-        caches = [past.cache for past in self.running]
-        for past in self.running:
-            past.ids, past.cache = past.ids[:0], None
+        """Return a cache with the beginnings of prompts that are in prefixes, from which they are taken."""
+        lengths = [
+            prefix.usable_length(own, self.decoder) for prefix, own in zip(self.running, ids, strict=True)
+        ]
+        caches = [prefix.cache for prefix in self.running]
+        for prefix in self.running:
+            prefix.ids, prefix.cache = prefix.ids[:0], None
         if len(caches) == 1 and caches[0] is not None and lengths[0]:
             caches[0].most, caches[0].lengths = self.decoder.max_seq_len, np.array(lengths)
             return caches[0]
@@ -291,7 +303,7 @@ class Continued:
         return cache
 
     def keep(self, indices: Sequence[int]) -> None:
-        """Keep only these sequences; give the others to their pasts."""
+        """Keep only these sequences; give the others to their prefixes."""
         assert self.cache is not None
         left = set(range(len(self.running))) - set(indices)
         self._give(left)
@@ -299,7 +311,7 @@ class Continued:
         self.running, self.ids = [self.running[n] for n in indices], [self.ids[n] for n in indices]
 
     def finish(self) -> None:
-        """Give all sequences to their pasts: the call has ended."""
+        """Give all sequences to their prefixes: the call has ended."""
         if self.cache is not None:
             self._give(range(len(self.running)))
         self.running = []
@@ -307,21 +319,23 @@ class Continued:
     def _give(self, sequences: Iterable[int]) -> None:
         assert self.cache is not None
         for n in sequences:
-            past, cache = self.running[n], copy(self.cache)
+            prefix, cache = self.running[n], copy(self.cache)
             cache.keep([n])
-            past.ids, past.cache = self.ids[n][: cache.lengths[0]], cache
-            past.angles = angles_of(self.decoder)
+            prefix.ids, prefix.cache = self.ids[n][: cache.lengths[0]], cache
+            prefix.angles = angles_of(self.decoder)
 
 
 def head_vjp(head: Weight, rows: Array) -> tuple[Array, Callable[[Array], tuple[Array, Array | None]]]:
     """Compute logits of rows, and from their gradient those of the rows and of the head.
 
-    A rounded head has no gradient. Of it, only rows whose logits have a gradient are expanded to float32, some at a time.
+    A rounded head has no gradient. Of it, only rows whose logits have a gradient are expanded to float32, some at a
+    time.
     """
 
     def back(dy: Array) -> tuple[Array, Array | None]:
         if not isinstance(head, Rounded):
-            return linear_backward(dy, rows, head)[:2]
+            d_rows, d_head = linear_backward(dy, rows, head, with_bias=False)
+            return d_rows, d_head
         used, d_rows = np.flatnonzero(dy.any(axis=0)), np.zeros_like(rows)
         for begin in range(0, len(used), EXPANDED):
             some = used[begin : begin + EXPANDED]

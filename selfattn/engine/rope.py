@@ -1,7 +1,8 @@
 """Rotary positions as configurations describe them: frequencies, and tables of their angles.
 
-Everything is computed in float32 in the order of Transformers, so that the angles of far positions equal those of Transformers. Powers,
-cosines and sines are rounded from float64: they equal Transformers' more often than NumPy's in float32 do, and no CPU has its own.
+Everything is computed in float32 in the order of Transformers, so that the angles of far positions equal those of
+Transformers. Powers, cosines and sines are rounded from float64: they equal Transformers' more often than NumPy's in
+float32 do, and no CPU has its own.
 """
 
 from __future__ import annotations
@@ -40,10 +41,13 @@ def _tables(rope: Rope, longest: int, dtype: str) -> tuple[Any, Any]:
 
 
 def read_rope(config: Entries, width: int, longest: int, usual: float = 10000.0) -> Rope:
-    """Read rotary positions for heads of a width; ``longest`` is the number max_position_embeddings, ``usual`` rope_theta by default.
+    """Read rotary positions for heads of a width.
 
-    The types are default, linear, dynamic, yarn, llama3, and longrope with the same factors near and far; another type or key is a
-    ValueError. dynamic differs from default only beyond max_position_embeddings, which is never used here.
+    ``longest`` is the number max_position_embeddings, ``usual`` rope_theta by default.
+
+    The types are default, linear, dynamic, yarn, llama3, and longrope with the same factors near and far; another
+    type or key is a ValueError. dynamic differs from default only beyond max_position_embeddings, which is never used
+    here.
     """
     new, old, before = config.raw(NEW), config.raw(OLD), config.raw("original_max_position_embeddings")
     found: Any = old or new or {}  # in Transformers' order
@@ -167,8 +171,8 @@ def _longrope(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
     near, far = own.raw("short_factor"), own.raw("long_factor")
     if near != far:
         raise ValueError(
-            f"{own.where}: longrope is not supported if long_factor differs from short_factor: cached keys would change "
-            "while a text grows"
+            f"{own.where}: longrope is not supported if long_factor differs from short_factor: cached keys "
+            "would change while a text grows"
         )
     numbers = isinstance(near, list) and all(
         isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf for x in near
@@ -185,5 +189,10 @@ def _longrope(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
 
 
 KINDS = {
-    "default": _default, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3, "longrope": _longrope,
-}  # fmt: skip
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+}

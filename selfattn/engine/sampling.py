@@ -1,26 +1,24 @@
 """Generation: tokens one after the other, from the logits of a decoder.
 
-Settings have the names of Transformers' ``GenerationConfig`` and do what its logits processors do, in their order: penalties,
-forbidden and forced tokens (:class:`Sampler`), then what may be drawn (:func:`probabilities`). Three are OpenAI's. Each sequence has
-a seed of its own, so a sequence gets the same tokens alone as with others.
+Settings have the names of Transformers' ``GenerationConfig`` and do what its logits processors do, in their order:
+penalties and a least number of new tokens (:class:`Sampler`), then what may be drawn (:func:`probabilities`). Three
+are OpenAI's. Each sequence has a seed of its own, so a sequence gets the same tokens alone as with others.
 
-`decoder.py` computes the logits and owns the cache; `selfattn.models` turns texts into ids, and reads a folder's settings.
+`decoder.py` computes the logits and owns the cache; `selfattn_models` turns texts into ids, and reads a folder's
+settings.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from selfattn._check import Array, as_array, check_number, check_size, quoted, seed_from_rng, warn
 from selfattn.functional import log_softmax
-
-Ids = tuple[int, ...]
-Words = tuple[tuple[Ids, float], ...]  # consecutive ids, and a number for the last id's logit
 
 
 class Generates(Protocol):
@@ -47,55 +45,32 @@ class Sampling(NamedTuple):
     min_p : float, optional
         Draw only from tokens that have at least this share of the most probable token's probability.
     repetition_penalty : float, optional
-        Above 1, tokens that occur already, also in the prompt, become less probable. By default 1, or what a folder says.
+        Above 1, tokens that occur already, also in the prompt, become less probable. By default 1, or what a folder
+        says.
     presence_penalty, frequency_penalty : float, default 0
-        From -2 to 2, as OpenAI defines them: taken from the logit of each token of the answer so far, ``presence_penalty`` once and
-        ``frequency_penalty`` as often as the token is there.
+        From -2 to 2, as OpenAI defines them: taken from the logit of each token of the answer so far,
+        ``presence_penalty`` once and ``frequency_penalty`` as often as the token is there.
     """
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
-    sequence_bias: Words = ()
     repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    bad_words_ids: Words = ()
-    min_length: int = 0
-    min_new_tokens: int | None = None
-    forced_bos_token_id: int | None = None
-    forced_eos_token_id: Ids = ()
-    suppress_tokens: Ids = ()
-    begin_suppress_tokens: Ids = ()
-    logit_bias: tuple[Ids, tuple[float, ...]] = ((), ())  # ids, and what is added to their logits
+    min_new_tokens: int = 0
+    logit_bias: tuple[tuple[int, ...], tuple[float, ...]] = ((), ())  # ids, and what is added to their logits
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
 
 
 TRANSFORMERS = Sampling._fields[:-3]  # the others are OpenAI's
 DRAWING = Sampling._fields[:4]  # change nothing where the most probable token is taken
-COUNTS = {"top_k", "no_repeat_ngram_size", "min_length", "min_new_tokens", "forced_bos_token_id"}
-LISTS = {"forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"}
-FORMS = {"bad_words_ids": "lists of some ids", "sequence_bias": "pairs of a list of some ids and a number"}
 
 
 def _checked(name: str, value: Any) -> Any:
     """Check a setting, and return it as :class:`Sampling` has it."""
-    if name in COUNTS:
+    if name in ("top_k", "min_new_tokens"):
         return check_size(name, value, int(name == "top_k"))
-    if name in LISTS:  # a token -1, as Whisper has it, suppresses nothing, and cannot be forced
-        least = 0 if name == "forced_eos_token_id" else -1
-        return tuple(check_size(name, n, least) for n in (value if isinstance(value, Iterable) else [value]))
-    if name in FORMS:
-        try:
-            pairs = value.items() if isinstance(value, Mapping) else value
-            pairs = pairs if name == "sequence_bias" else [(ids, -math.inf) for ids in pairs]
-            words = [(tuple(check_size(name, n, 0) for n in ids), check_number(name, x)) for ids, x in pairs]
-            if not all(ids for ids, _ in words):
-                raise ValueError
-            return tuple(words)
-        except (TypeError, ValueError):
-            raise TypeError(f"{name} must be {FORMS[name]}, not {quoted(value)}") from None
     if name == "logit_bias":
         if not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a dict of a number for each token, not {quoted(value)}")
@@ -116,7 +91,10 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def sampling(temperature: Any = 0.0, **given: Any) -> Sampling:
-    """Check settings, of which None is the default; warn of those of drawing at temperature 0, where they change nothing."""
+    """Check settings, of which None is the default.
+
+    Warn of those of drawing at temperature 0, where they change nothing.
+    """
     given = {"temperature": temperature} | {name: value for name, value in given.items() if value is not None}
     how = Sampling(**{name: _checked(name, value) for name, value in given.items()})
     idle = [name for name in DRAWING[1:] if name in given]
@@ -141,7 +119,9 @@ def seeds(rng: Any, count: int) -> list[int]:
 
 
 def probabilities(logits: Array, how: Sampling) -> Array:
-    """Return the probabilities (vocabulary,), float64, of drawing each token, from logits to which penalties have been applied.
+    """Return the probabilities (vocabulary,), float64, of drawing each token.
+
+    They are those of logits to which penalties have been applied.
 
     The temperature is not 0. All tokens with the logit of the k-th likeliest stay, as in Transformers.
     """
@@ -172,7 +152,8 @@ def probabilities(logits: Array, how: Sampling) -> Array:
 def log_probabilities(logits: Array, new: int, most: int) -> tuple[float, Array, Array]:
     """Return log p of a token, and ids and log p, float64, of the ``most`` likeliest, as raw logits (vocabulary,) say.
 
-    The likeliest is first; of equal ones the first id is. Few are sorted: the largest of each 256 bound what is among them.
+    The likeliest is first; of equal ones the first id is. Few are sorted: the largest of each 256 bound what is among
+    them.
     """
     largest = np.maximum.reduceat(logits, np.arange(0, len(logits), 256))
     least = -np.inf if most > len(largest) else np.partition(largest, -most)[-most] if most else np.inf
@@ -183,12 +164,10 @@ def log_probabilities(logits: Array, new: int, most: int) -> tuple[float, Array,
 
 
 class Sampler:
-    """Draws the tokens of one sequence, of which at most ``most`` are new; one of ``ends`` may end it."""
+    """Draws the tokens of one sequence, which one of ``ends`` may end."""
 
-    def __init__(
-        self, how: Sampling, prompt: Array, seed: int, most: int = 100, ends: Collection[int] = ()
-    ) -> None:
-        self.how, self.prompt, self.most, self.ends = how, prompt.tolist(), most, list(ends)
+    def __init__(self, how: Sampling, prompt: Array, seed: int, ends: Collection[int] = ()) -> None:
+        self.how, self.prompt, self.ends = how, prompt.tolist(), list(ends)
         self.ids = list(self.prompt)
         self.plain = how[len(DRAWING) :] == Sampling()[len(DRAWING) :]
         self.rng = np.random.default_rng(seed) if how.temperature > 0 else None
@@ -197,7 +176,7 @@ class Sampler:
         """Draw a token from its logits (vocabulary,); raise ValueError if one is NaN or +inf, or all are −inf."""
         if not self.plain:
             try:
-                logits = self.processed(logits.copy())
+                logits = self.process(logits.copy())
             except IndexError as error:
                 raise ValueError(f"a setting names a token beyond the vocabulary: {error}") from None
         if not math.isfinite(largest := logits.max(initial=-np.inf)):  # NaN if one is NaN
@@ -217,61 +196,47 @@ class Sampler:
         return found
 
     @np.errstate(all="ignore")  # `draw` finds what is not finite
-    def processed(self, x: Array) -> Array:
-        """Change logits (vocabulary,) as the settings say, in the order of Transformers, and OpenAI's penalties after its own."""
-        how, ids, begin, count = self.how, self.ids, len(self.prompt), len(self.ids) - len(self.prompt)
-        ends = self._known(self.ends, x)
+    def process(self, x: Array) -> Array:
+        """Change logits (vocabulary,) as the settings say, in the order of Transformers.
+
+        OpenAI's penalties come after its own.
+        """
+        how, ids, begin = self.how, self.ids, len(self.prompt)
         x[list(how.logit_bias[0])] += how.logit_bias[1]
-        _add(x, ids, how.sequence_bias)
         if how.repetition_penalty != 1:
             own = x[ids]
             x[ids] = np.where(own < 0, own * how.repetition_penalty, own / how.repetition_penalty)
-        if (how.presence_penalty or how.frequency_penalty) and count:
+        if (how.presence_penalty or how.frequency_penalty) and len(ids) > begin:
             new, times = np.unique(ids[begin:], return_counts=True)
             x[new] -= how.presence_penalty + how.frequency_penalty * times
-        if 0 < (length := how.no_repeat_ngram_size) <= len(ids):
-            runs = np.lib.stride_tricks.sliding_window_view(np.array(ids), length)
-            same = (runs[:, :-1] == ids[len(ids) + 1 - length :]).all(axis=1)
-            x[runs[same, -1]] = -np.inf
-        _add(x, ids, [word for word in how.bad_words_ids if len(word[0]) > 1 or word[0][0] not in ends])
-        if len(ids) < how.min_length if how.min_new_tokens is None else count < how.min_new_tokens:
-            x[ends] = -np.inf
-        forced = [] if how.forced_bos_token_id is None or len(ids) > 1 else [how.forced_bos_token_id]
-        for each in (forced, how.forced_eos_token_id if count == self.most - 1 else []):
-            if each:
-                x[:] = -np.inf
-                x[list(each)] = 0
-        x[self._known(how.suppress_tokens, x)] = -np.inf
-        if count == (begin == 1 and how.forced_bos_token_id is not None):
-            x[self._known(how.begin_suppress_tokens, x)] = -np.inf
+        if len(ids) - begin < how.min_new_tokens:
+            x[[n for n in self.ends if 0 <= n < len(x)]] = -np.inf
         return x
-
-    @staticmethod
-    def _known(ids: Sequence[int], x: Array) -> list[int]:
-        return [n for n in ids if 0 <= n < len(x)]
-
-
-def _add(x: Array, ids: list[int], words: Iterable[tuple[Ids, float]]) -> None:
-    """Add to the logits of the last ids of words whose other ids have just come."""
-    for (*before, last), bias in words:
-        if len(before) <= len(ids) and ids[len(ids) - len(before) :] == before:
-            x[last] += bias
 
 
 def generate(
-    decoder: Generates, prompts: Sequence[Array], *, max_new_tokens: int = 100,
-    max_length: int | None = None, stop_ids: Collection[int] = (), rng: Any = None,
-    context: int | None = None, ends: Callable[[int, int, Array], bool] | None = None, **how: Any,
-) -> Iterator[list[int | None]]:  # fmt: skip
+    decoder: Generates,
+    prompts: Sequence[Array],
+    *,
+    max_new_tokens: int = 100,
+    max_length: int | None = None,
+    stop_ids: Collection[int] = (),
+    rng: Any = None,
+    context: int | None = None,
+    ends: Callable[[int, int, Array], bool] | None = None,
+    **how: Any,
+) -> Iterator[list[int | None]]:
     """Generate tokens after prompts, one for each at a time; arguments are checked at the call.
 
-    Prompts are vectors of ids, none empty; the caller checks that the ids are in the vocabulary. :func:`sampling` takes ``how``, and
-    :func:`seeds` takes ``rng``. A sequence ends after ``max_new_tokens`` or, if ``max_length`` is given, after that many tokens with
-    its prompt; after one of ``stop_ids`` or after a token for which ``ends(sequence, id, logits)``, with the decoder's logits, is
-    true (these tokens are yielded too); or, with a UserWarning, when the ``context``, the most tokens that the decoder takes, is full.
+    Prompts are vectors of ids, none empty; the caller checks that the ids are in the vocabulary. :func:`sampling`
+    takes ``how``, and :func:`seeds` takes ``rng``. A sequence ends after ``max_new_tokens`` or, if ``max_length`` is
+    given, after that many tokens with its prompt; after one of ``stop_ids`` or after a token for which
+    ``ends(sequence, id, logits)``, with the decoder's logits, is true (these tokens are yielded too); or, with a
+    UserWarning, when the ``context``, the most tokens that the decoder takes, is full.
 
-    Each item is a list of the new id of each prompt, None where a sequence has ended before; after the item in which the last
-    sequence ends there are no more. Logits from which no token can be drawn are a ValueError with the number of the prompt.
+    Each item is a list of the new id of each prompt, None where a sequence has ended before; after the item in which
+    the last sequence ends there are no more. Logits from which no token can be drawn are a ValueError with the number
+    of the prompt.
     """
     checked = sampling(**how)
     new = check_size("max_new_tokens", max_new_tokens)
@@ -285,10 +250,10 @@ def generate(
         so = f"max_length, {max_length}, leaves nothing to generate; max_new_tokens= says how many may be new"
         raise ValueError(f"prompt {i} has {len(given[i])} tokens: {so}")
     samplers = [
-        Sampler(checked, prompt, seed, each, stop_ids)
-        for prompt, seed, each in zip(given, seeds(rng, len(given)), most, strict=True)
+        Sampler(checked, prompt, seed, stop_ids)
+        for prompt, seed in zip(given, seeds(rng, len(given)), strict=True)
     ]
-    return _steps(decoder, given, samplers, frozenset(stop_ids), context, ends)
+    return _steps(decoder, given, samplers, most, frozenset(stop_ids), context, ends)
 
 
 def _prompt(number: int, prompt: Array, context: int | None) -> Array:
@@ -303,9 +268,14 @@ def _prompt(number: int, prompt: Array, context: int | None) -> Array:
 
 
 def _steps(
-    decoder: Generates, prompts: list[Array], samplers: list[Sampler], stop_ids: frozenset[int],
-    context: int | None, ends: Callable[[int, int, Array], bool] | None,
-) -> Iterator[list[int | None]]:  # fmt: skip
+    decoder: Generates,
+    prompts: list[Array],
+    samplers: list[Sampler],
+    most: list[int],
+    stop_ids: frozenset[int],
+    context: int | None,
+    ends: Callable[[int, int, Array], bool] | None,
+) -> Iterator[list[int | None]]:
     cache = decoder.new_cache(len(prompts))
     running, entering = list(range(len(prompts))), prompts
     for count in itertools.count(1):
@@ -318,7 +288,7 @@ def _steps(
             except ValueError as error:
                 raise ValueError(f"prompt {i}, new token {count}: {error}") from None
             ended = ends is not None and ends(i, new, logits[row])
-            if ended or new in stop_ids or count == samplers[i].most:
+            if ended or new in stop_ids or count == most[i]:
                 continue
             if context is not None and len(prompts[i]) + count > context:
                 full = f"the context of {context} tokens is full"

@@ -1,8 +1,10 @@
 """The transformer of the C core: its settings, its forward and backward calls, and the ids that it takes.
 
-A layer of `nn` or a model of `selfattn.models` describes itself with these tuples of arrays. Sequences are packed: their
-rows come one after the other, without padding, and attention stays within each. ``cu_seqlens``, int64 (sequences + 1,), has
-the first row of each sequence, and at the end the number of all rows. No sequence is empty.
+A layer of `nn` or a model of `selfattn_models` describes itself with these tuples of arrays; a :class:`Call` says what
+one call adds. The core reads both by the names of their fields, which ``csrc/python/transformer_model.c`` lists, and
+computes with the arrays as they are. Sequences are packed: their rows come one after the other, without padding, and
+attention stays within each. ``cu_seqlens``, int64 (sequences + 1,), has the first row of each sequence, and at the end
+the number of all rows. No sequence is empty.
 
 A layer computes, with d the width of the model::
 
@@ -10,16 +12,15 @@ A layer computes, with d the width of the model::
     y = s + down(activation(gate(m)) * up(m))                      m = feed_forward_norm(s) if norm_first, else s
 
 Without ``norm_first`` the norms come after the sums instead: ``s = attention_norm(x + …)``, ``y =
-feed_forward_norm(s + …)``. Post norms, with ``norm_first`` alone, come before the sums: ``s = x + attention_post_norm(output(…))``, ``y =
-s + feed_forward_post_norm(down(…))``. ``query_norm`` and ``key_norm`` normalise each head, before rotary positions. Without ``gate`` the
-feed-forward network is ``down(activation(up(m)))``. Parts that are None are left out.
+feed_forward_norm(s + …)``. Post norms, with ``norm_first`` alone, come before the sums: ``s = x +
+attention_post_norm(output(…))``, ``y = s + feed_forward_post_norm(down(…))``. ``query_norm`` and ``key_norm``
+normalise each head, before rotary positions. Without ``gate`` the feed-forward network is
+``down(activation(up(m)))``. Parts that are None are left out.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -31,9 +32,10 @@ from selfattn._check import Array, as_integers
 from selfattn.engine.weights import Rounded, Weight, no_gradients
 
 Ids = npt.NDArray[np.int64]
-Pullback = Callable[[Array], tuple[Array, list[Array], Array | None]]
+CorePullback = Callable[[Array], tuple[Any, list[Array], Array | None]]
 
 
+@_core._record
 class Projection(NamedTuple):
     """``x @ weight.T + bias``."""
 
@@ -42,6 +44,7 @@ class Projection(NamedTuple):
     bias: Array | None = None  # (out,)
 
 
+@_core._record
 class Norm(NamedTuple):
     """LayerNorm, or RMSNorm, of rows of d elements."""
 
@@ -51,6 +54,7 @@ class Norm(NamedTuple):
     kind: Literal["layer", "rms"] = "layer"
 
 
+@_core._record
 class Rotary(NamedTuple):
     """Rotary positions: the angles of position p are row p."""
 
@@ -59,6 +63,7 @@ class Rotary(NamedTuple):
     interleaved: bool = False  # True: pairs are neighbours; else elements i and i + half
 
 
+@_core._record
 class Layer(NamedTuple):
     """One layer."""
 
@@ -85,11 +90,9 @@ class Layer(NamedTuple):
     rotary: Rotary | None = None
     scale: float | None = None  # None: 1/√(width of a head)
     softcap: float = 0.0
-    # The probabilities of dropout: attention weights, output projection, input of `down`, output of `down`.
-    dropout: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    seed: int = 0  # the seed of dropout, 64 bits
 
 
+@_core._record
 class Transformer(NamedTuple):
     """A stack of layers with its embeddings and its final norm.
 
@@ -98,56 +101,69 @@ class Transformer(NamedTuple):
 
     layers: tuple[Layer, ...]
     table: Weight | None = None  # (vocabulary, d): inputs are ids; None: inputs are rows (tokens, d)
-    table_factor: float | None = (
-        None  # multiplies the rows of the table, which then has neither `always` nor positions
-    )
-    always: Array | None = None  # (d,), added to every row of the table
+    # Multiplies the rows of the table, which then has neither token_type_row nor positions.
+    table_factor: float | None = None
+    token_type_row: Array | None = None  # (d,), added to every row of the table
     positions: Array | None = None  # (longest, d), added to the rows of the table
+    # Added to the scores, (1, 1 or heads, longest, longest): a bias of relative positions.
+    position_bias: Array | None = None
     embedding_norm: Norm | None = None
     final_norm: Norm | None = None
-    # Added to the scores, (1 or sequences, 1 or heads, longest, longest), any strides; or boolean, True where a query may attend.
+
+
+@_core._record
+class Dropout(NamedTuple):
+    """The dropout of a layer in one call: probabilities, and the seed of what is dropped."""
+
+    weights: float = 0.0  # of attention
+    output: float = 0.0  # the result of `output`
+    wide: float = 0.0  # the input of `down`
+    down: float = 0.0  # the result of `down`
+    seed: int = 0  # 64 bits
+
+
+@_core._record
+class Call(NamedTuple):
+    """What a call adds to a model."""
+
+    # Added to the scores, (1 or sequences, 1 or heads, longest, longest), any strides; or boolean, True where a query
+    # may attend. A model with a position_bias takes none.
     mask: Array | None = None
-    # Added to all scores of a key, (1 or sequences, longest), contiguous.
-    key_bias: Array | None = None
+    key_bias: Array | None = None  # added to all scores of a key, (1 or sequences, longest), contiguous
+    dropout: tuple[Dropout, ...] = ()  # one for each layer; empty: nothing is dropped
     pooling: Literal["mean", "first", "last"] | None = None  # None: a row for each token
-    digits: int = 0  # of rows of prompts that multiply quants, each of 8 bits; 0: rows are float32, and quants are expanded
+    # Of rows of prompts that multiply quants: how many integers of 8 bits make a number; 0: rows are float32, and
+    # quants are expanded.
+    prompt_precision: int = 0
+
+
+PLAIN = Call()  # adds nothing
 
 
 def arrays(model: Transformer) -> list[Weight]:
     """Return the parameters in the order of their gradients: the table, then field by field, weights before biases.
 
-    ``always``, positions, mask and angles have no gradient of their own: a caller sums ``dx`` for positions.
+    The other arrays have no gradient of their own: a caller sums ``dx`` for positions.
     """
-    of_layers = [field for layer in model.layers for field in _fields(layer)]
-    fields = [field for field in (model.embedding_norm, *of_layers, model.final_norm) if field is not None]
-    found = [model.table, *(array for field in fields for array in (field.weight, field.bias))]
+    fields: list[Any] = [model.embedding_norm]
+    for layer in model.layers:
+        fields += tuple(layer)[PARAMETERS]
+    fields.append(model.final_norm)
+    given = [field for field in fields if field is not None]
+    found = [model.table, *(array for field in given for array in (field.weight, field.bias))]
     return [array for array in found if array is not None]
 
 
-def _fields(layer: Layer) -> tuple[Projection | Norm | None, ...]:
-    """Return the fields that have parameters, in the order of the core."""
-    return (
-        layer.query, layer.key, layer.value, layer.output, layer.attention_norm, layer.up, layer.gate, layer.down,
-        layer.feed_forward_norm, layer.query_norm, layer.key_norm, layer.attention_post_norm, layer.feed_forward_post_norm,
-    )  # fmt: skip
+# The fields of a layer that have parameters, in the order of their gradients.
+PARAMETERS = slice(Layer._fields.index("query"), Layer._fields.index("feed_forward_post_norm") + 1)
 
 
-ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
-POOLINGS = {None: 0, "mean": 1, "first": 2, "last": 3}
-NONE = (None, None)
-
-
-def forward(model: Transformer, inputs: Array, cu_seqlens: Array) -> Array:
+def forward(model: Transformer, inputs: Array, cu_seqlens: Array, call: Call = PLAIN) -> Array:
     """Compute a row for each token, (tokens, d), or with pooling for each sequence, (sequences, d).
 
     ``inputs`` are ids (tokens,) of int64, or rows (tokens, d).
     """
-    return compute(as_core(model), inputs, cu_seqlens)
-
-
-def compute(model: tuple[Any, Any, Any], inputs: Array, cu_seqlens: Array) -> Array:
-    """Compute what :func:`forward` does, from the tuples that :func:`as_core` returns."""
-    y: Array = _core._transformer_forward(inputs, cu_seqlens, model, False)
+    y: Array = _core._transformer_forward(model, inputs, cu_seqlens, call, False)
     return y
 
 
@@ -155,58 +171,64 @@ def vjp(
     model: Transformer,
     inputs: Array,
     cu_seqlens: Array,
+    call: Call = PLAIN,
     *,
+    wants_rows: bool = True,
     wants_mask: bool = False,
     wants_parameters: bool = True,
-) -> tuple[Array, Pullback]:
+) -> tuple[Array, CorePullback]:
     """Compute what :func:`forward` does, and ``dy -> (dx, grads, dmask)``.
 
-    ``dx`` (tokens, d) is the gradient of the rows that enter the first norm or layer. ``grads`` are new arrays in the order
-    of :func:`arrays`, or none if parameters are not wanted. ``dmask`` (heads, longest, longest) is the gradient of a float mask that
-    all sequences share, if it is wanted. Rounded weights are a ValueError, unless only ``dx`` is wanted.
+    ``dx`` (tokens, d) is the gradient of the rows that enter the first norm or layer, or None if it is not wanted.
+    ``grads`` are new arrays in the order of :func:`arrays`, or none if parameters are not wanted. ``dmask`` (heads,
+    longest, longest) is the gradient of the position_bias, or of a float mask that all sequences share, if it is
+    wanted. Rounded weights are a ValueError, unless only ``dx`` is wanted.
     """
     for weight in arrays(model):
         if isinstance(weight, Rounded):
             if wants_parameters or wants_mask:
                 raise no_gradients(weight.kind)
-            return _vjp_by_layer(model, inputs, cu_seqlens)
-    y, saved = _core._transformer_forward(inputs, cu_seqlens, as_core(model), True)
+            return _vjp_by_layer(model, inputs, cu_seqlens, call)
+    y, saved = _core._transformer_forward(model, inputs, cu_seqlens, call, True)
 
-    def pullback(dy: Array) -> tuple[Array, list[Array], Array | None]:
-        wanted = True, wants_mask, wants_parameters
+    def pullback(dy: Array) -> tuple[Any, list[Array], Array | None]:
+        wanted = wants_rows, wants_mask, wants_parameters
         grads, dx, dmask = _core._transformer_backward(saved, np.ascontiguousarray(dy), *wanted)
-        assert dx is not None
         return dx, grads, dmask
 
     return y, pullback
 
 
-def _vjp_by_layer(model: Transformer, inputs: Array, cu_seqlens: Array) -> tuple[Array, Pullback]:
+def _vjp_by_layer(
+    model: Transformer, inputs: Array, cu_seqlens: Array, call: Call
+) -> tuple[Array, CorePullback]:
     """Compute what :func:`vjp` does, with the rounded weights of one layer at a time as float32.
 
-    The rows between layers are those of :func:`forward`. The gradient is that of the expanded weights there, as if nothing rounded
-    the rows that enter a product.
+    The rows between layers are those of :func:`forward`. The gradient is that of the expanded weights there, as if
+    nothing rounded the rows that enter a product.
     """
     bare = without_table(model)
-    entry = model._replace(layers=(), embedding_norm=None, final_norm=None, pooling=None)
+    entry = model._replace(layers=(), embedding_norm=None, final_norm=None, position_bias=None)
     rows = inputs if model.table is None else forward(entry, inputs, cu_seqlens)
     last, given = len(model.layers) - 1, []
     parts = [
-        bare._replace(
-            layers=(layer,),
-            embedding_norm=model.embedding_norm if n == 0 else None,
-            final_norm=model.final_norm if n == last else None,
-            pooling=model.pooling if n == last else None,
+        (
+            bare._replace(
+                layers=(layer,),
+                embedding_norm=model.embedding_norm if n == 0 else None,
+                final_norm=model.final_norm if n == last else None,
+            ),
+            call._replace(dropout=call.dropout[n : n + 1], pooling=call.pooling if n == last else None),
         )
         for n, layer in enumerate(model.layers)
-    ] or [bare]
-    for part in parts:
+    ] or [(bare, call)]
+    for part, of_call in parts:
         given.append(rows)
-        rows = forward(part, rows, cu_seqlens)
+        rows = forward(part, rows, cu_seqlens, of_call)
 
     def pullback(dy: Array) -> tuple[Array, list[Array], None]:
-        for part, x in zip(reversed(parts), reversed(given), strict=True):
-            dy = vjp(expanded(part), x, cu_seqlens, wants_parameters=False)[1](dy)[0]
+        for (part, of_call), x in zip(reversed(parts), reversed(given), strict=True):
+            dy = vjp(expanded(part), x, cu_seqlens, of_call, wants_parameters=False)[1](dy)[0]
         return dy, [], None
 
     return rows, pullback
@@ -228,68 +250,7 @@ def expanded(model: Transformer) -> Transformer:
 
 def without_table(model: Transformer) -> Transformer:
     """Return a model that takes the rows that enter its first norm or layer."""
-    return model._replace(table=None, table_factor=None, always=None, positions=None)
-
-
-def as_core(model: Transformer) -> tuple[Any, Any, Any]:
-    """Return the tuples that ``csrc/python/transformer_model.c`` takes."""
-    first, final = model.embedding_norm, model.final_norm
-    some = next(array for array in arrays(model))
-    table = model.table.table if isinstance(model.table, Rounded) else model.table
-    own = (table, model.always, model.positions, model.mask, model.key_bias, *_both(first), *_both(final))
-    if model.table is not None:
-        d = model.table.shape[1]
-    elif model.layers:
-        d = model.layers[0].query.weight.shape[1]
-    else:
-        d = some.shape[0]
-    numbers = (
-        d, some.dtype == np.float64, first.eps if first else 0.0, final.eps if final else 0.0,
-        first is not None and first.kind == "rms", final is not None and final.kind == "rms", POOLINGS[model.pooling],
-        0.0 if model.table_factor is None else model.table_factor, model.digits,
-    )  # fmt: skip
-    return own, numbers, tuple([_layer(layer) for layer in model.layers])
-
-
-def _both(own: Projection | Norm | None) -> tuple[Any, Array | None]:
-    if own is None:
-        return NONE
-    return own.weight.packed if isinstance(own.weight, Rounded) else own.weight, own.bias
-
-
-def _layer(layer: Layer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    first, last, rotary = layer.attention_norm, layer.feed_forward_norm, layer.rotary
-    others = _fields(layer)[9:]  # the norms of heads and the post norms
-    found: list[Any] = [array for field in _fields(layer) for array in _both(field)]
-    found += NONE if rotary is None else (rotary.cos, rotary.sin)
-    key_heads = layer.num_heads if layer.num_key_heads is None else layer.num_key_heads
-    heads_of_query = layer.num_heads + (2 * key_heads if layer.key is None else 0)
-    width = layer.query.weight.shape[0] // heads_of_query
-    left, right = (-1 if bound is None else bound for bound in layer.window)
-    numbers = (
-        layer.num_heads, key_heads, width, first.eps if first else 0.0, last.eps if last else 0.0,
-        first is not None and first.kind == "rms", last is not None and last.kind == "rms", layer.norm_first, layer.causal,
-        left, right, 1 / math.sqrt(width) if layer.scale is None else layer.scale, layer.softcap,
-        0 if layer.up is None else ACTIVATIONS[layer.activation], rotary is not None and rotary.interleaved,
-        *layer.dropout, layer.seed, *(norm.eps if isinstance(norm, Norm) else 0.0 for norm in others),
-        *(isinstance(norm, Norm) and norm.kind == "rms" for norm in others),
-    )  # fmt: skip
-    return tuple(found), numbers
-
-
-def attention_layer(
-    arrays: tuple[Any, ...], num_heads: int, eps: float
-) -> tuple[tuple[Array | None, ...], tuple[Any, ...]]:
-    """Describe a layer of only attention and a norm; the core takes missing arrays at the end as None.
-
-    ``arrays`` are weight and bias of query, key, value and the norm.
-    """
-    return arrays[:6] + NONE + arrays[6:], _attention_numbers(num_heads, len(arrays[0]) // num_heads, eps)
-
-
-@functools.cache
-def _attention_numbers(num_heads: int, width: int, eps: float) -> tuple[Any, ...]:
-    return num_heads, num_heads, width, eps, 0.0, 0, 0, 0, 0, -1, -1, 1 / math.sqrt(width), 0.0, 0, 0
+    return model._replace(table=None, table_factor=None, token_type_row=None, positions=None)
 
 
 # ------------------------------------------------------------------------------------------------------------ ids

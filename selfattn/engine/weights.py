@@ -1,11 +1,12 @@
 """Weights of 8 and 16 bits and GGUF's quants: conversion to and from float32, and matrices for the core.
 
-int8 has a scale for each group of 128 numbers of a row: ``weight = scale * values`` with values from −127 to 127, rounded to the
-nearest. bfloat16 is held as its bits, in uint16, since NumPy has no such type. The core rounds activations.
+int8 has a scale for each group of 128 numbers of a row: ``weight = scale * values`` with values from −127 to 127,
+rounded to the nearest. bfloat16 is held as its bits, in uint16, since NumPy has no such type. The core rounds
+activations.
 
-Quants are weights as a GGUF file stores them. To multiply many rows, such as a prompt's, the core expands some weights of the file
-to float32 at a time, or rounds the rows to integers; to multiply a decoding step's rows or integers, it reads a copy of the quants
-in another order, in large pages (``csrc/kernels/products/gemv.h``).
+Quants are weights as a GGUF file stores them. To multiply many rows, such as a prompt's, the core expands some
+weights of the file to float32 at a time, or rounds the rows to integers; to multiply a decoding step's rows or
+integers, it reads a copy of the quants in another order, in large pages (``csrc/kernels/products/gemv.h``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ INT8, BITS = np.dtype(np.int8), np.dtype(np.uint16)
 BITS_OF_INFINITY = 0x7F80
 
 
-# Of the thread that packs weights. A fork waits for it: a child would have the lock, and not the thread.
+# Held while weights are packed. fork waits for it; otherwise the child inherits a lock that nobody releases.
 _lock = threading.RLock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
@@ -75,8 +76,8 @@ class Rounded:
 class Compact(Rounded):
     """Weights of 8 or 16 bits.
 
-    ``values``, int8 or uint16, (out, in), are contiguous and must not change, since ``packed`` is a copy. int8 has a ``scale``, float32
-    (out, groups). ``source`` is the array of which the values are rows.
+    ``values``, int8 or uint16, (out, in), are contiguous and must not change, since ``packed`` is a copy. int8 has a
+    ``scale``, float32 (out, groups). ``source`` is the array of which the values are rows.
     """
 
     def __init__(self, values: Array, scale: Array | None = None, source: Array | None = None) -> None:
@@ -105,10 +106,9 @@ LINE = 64  # bytes of a cache line
 class Quants(Rounded):
     """Weights as a GGUF file stores them.
 
-    ``raw``, contiguous uint8, (out, bytes of a row), may be part of a mapped file, from which rows are expanded; ``packed`` has a copy
-    in another order as well. ``kind`` is one of
-    GGUF's names in ``QUANTS``. ``shape`` is (out, in); in is a multiple of the numbers of a quant: 32 in Q4_0 to Q8_0 and IQ4_NL, 256 in
-    Q2_K to Q6_K and IQ4_XS.
+    ``raw``, contiguous uint8, (out, bytes of a row), may be part of a mapped file, from which rows are expanded;
+    ``packed`` has a copy in another order as well. ``kind`` is one of GGUF's names in ``QUANTS``. ``shape`` is (out,
+    in); in is a multiple of the numbers of a quant: 32 in Q4_0 to Q8_0 and IQ4_NL, 256 in Q2_K to Q6_K and IQ4_XS.
 
     Examples
     --------
@@ -130,7 +130,8 @@ class Quants(Rounded):
             raise TypeError(f"raw must be a contiguous array of uint8, not {got}")
         if raw.shape != (out, width // numbers * size):
             raise ValueError(
-                f"{kind} of shape {tuple(shape)} must be bytes of shape {(out, width // numbers * size)}, not {raw.shape}"
+                f"{kind} of shape {tuple(shape)} must be bytes of shape {(out, width // numbers * size)}, "
+                f"not {raw.shape}"
             )
         self.raw, self.kind, self.shape = raw, kind, (int(out), int(width))
 
@@ -167,7 +168,10 @@ Weight: TypeAlias = Array | Rounded
 
 
 def copy_quants(weights: Iterable[Weight | None]) -> None:
-    """Make ``packed`` of quants, in one call of the core that leaves Python to other threads, and in one array: large pages."""
+    """Make ``packed`` of quants, in one call of the core and in one array.
+
+    The call leaves Python to other threads, and the one array has large pages.
+    """
     with _lock:
         made = [weight for weight in weights if isinstance(weight, Quants) and weight._packed is None]
         sizes = [-(-weight.nbytes // LINE) * LINE * (QUANTS[weight.kind][0] > 1) for weight in made]
@@ -195,13 +199,16 @@ def kind_of(array: Array) -> str:
 
 
 def check_kind(dtype: Any) -> None:
-    """Refuse a dtype that weights cannot be rounded to (ValueError) or that this CPU does not multiply (RuntimeError)."""
+    """Refuse a dtype that weights cannot be rounded to, or that this CPU does not multiply.
+
+    The first is a ValueError, the second a RuntimeError.
+    """
     if dtype not in KINDS:
         raise ValueError(f"dtype must be {' or '.join(map(repr, KINDS))}, not {dtype!r}")
     if _core._compact_unit(dtype == "int8") is None:
         raise RuntimeError(
-            f"{dtype} needs a CPU that multiplies it, an AMD with AVX512_BF16, or one with AMX; the instruction set in use is "
-            f"{_core.get_isa()}. int8 runs everywhere"
+            f"{dtype} needs a CPU that multiplies it, an AMD with AVX512_BF16, or one with AMX; the "
+            f"instruction set in use is {_core.get_isa()}. int8 runs everywhere"
         )
 
 
@@ -216,8 +223,11 @@ def refuse_gradients(weight: Array) -> None:
         raise no_gradients(kind_of(weight))
 
 
-def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
-    """Round float32 weights (out, in); return values, and for int8 scales (out, groups). NaN and inf are a ValueError."""
+def to_kind(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
+    """Round float32 weights (out, in); return values, and for int8 scales (out, groups).
+
+    NaN and inf are a ValueError.
+    """
     values: Array
     if kind == "bfloat16":
         values = np.empty(weight.shape, BITS)
@@ -273,8 +283,9 @@ def multiply(
 ) -> Array:
     """Compute ``x @ weight.T + bias``, x (..., in); the weight may be Rounded if x is not float64.
 
-    With ``decoding`` each row belongs to a sequence's new token, and the core reads Quants without expanding them. Other rows
-    multiply Quants as integers of that many digits of 8 bits, or with 0 as float32. The bits of a row do not depend on the other rows.
+    With ``decoding`` each row belongs to a sequence's new token, and the core reads Quants without expanding them.
+    Other rows multiply Quants as integers of that many digits of 8 bits, or with 0 as float32. The bits of a row do
+    not depend on the other rows.
     """
     if not isinstance(weight, Rounded):
         return linear(x, weight, bias)

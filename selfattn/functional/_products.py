@@ -23,18 +23,24 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     return y if x.dtype == kind else y.astype(np.result_type(x, weight), copy=False)
 
 
-def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Return ``dx = dy @ weight``, ``d_weight = dy.T @ x`` and ``d_bias = sum(dy)``, summed over all rows."""
+def linear_backward(dy: Array, x: Array, weight: Array, with_bias: bool = True) -> tuple[Array, ...]:
+    """Return ``dx = dy @ weight``, ``d_weight = dy.T @ x`` and ``d_bias = sum(dy)``, summed over all rows.
+
+    Without a bias the result has no ``d_bias``.
+    """
     kind = widest(dy, x, weight)
-    dx, d_weight, d_bias = _core._linear_backward(
-        plain(as_rows(dy), kind), plain(as_rows(x), kind), plain(weight, kind)
+    dx, *of_parameters = _core._linear_backward(
+        plain(as_rows(dy), kind), plain(as_rows(x), kind), plain(weight, kind), with_bias
     )
     dx = dx.reshape(x.shape).astype(x.dtype, copy=False)
-    return dx, d_weight.astype(weight.dtype, copy=False), d_bias.astype(weight.dtype, copy=False)
+    return dx, *(gradient.astype(weight.dtype, copy=False) for gradient in of_parameters)
 
 
 def widest(*arrays: Array) -> np.dtype[Any]:
-    """Return the dtype of a product of these arrays: float64 if one of them is float64 of any byte order, else float32."""
+    """Return the dtype of a product of these arrays.
+
+    It is float64 if one of them is float64 of any byte order, else float32.
+    """
     return FLOAT64 if "d" in [x.dtype.char for x in arrays] else FLOAT32
 
 

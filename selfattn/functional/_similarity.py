@@ -44,11 +44,11 @@ def _rows(kind: str, a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[Array, Array]:
     if x.ndim > 2 or y.ndim > 2 or x.shape[1] != y.shape[1]:
         raise ValueError(f"a and b must be rows of one width, (n, d) and (m, d), not {x.shape} and {y.shape}")
     dtype = compute_dtype(x, y)
-    x, y = (_unit(each) if kind == "cosine" else each for each in (x, y))
+    x, y = (unit_rows(each) if kind == "cosine" else each for each in (x, y))
     return x.astype(dtype, copy=False), y.astype(dtype, copy=False)
 
 
-def _unit(rows: Array) -> Array:
+def unit_rows(rows: Array) -> Array:
     """Scale rows to length 1, so that products are cosines; rows of zeros stay."""
     largest = np.abs(rows).max(-1, keepdims=True, initial=0).astype(np.float64)
     usual = (largest > 0) & (largest < np.inf)

@@ -1,7 +1,7 @@
 """Additive attention (Bahdanau's score), tile by tile: the tangents of all pairs never exist at once.
 
-NumPy computes the scores of a few rows here, masks included; the C core computes the softmax and the rest. The gradients
-compute the tangents of each tile again.
+NumPy computes the scores of a few rows here, masks included; the C core computes the softmax and the rest. The
+gradients compute the tangents of each tile again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_array, compute_dtype, float_dtype, promoted
-from selfattn._gradients import AdditiveGradients
+from selfattn._gradient_tuples import AdditiveGradients
 from selfattn.functional._gradients import as_fitting_gradient, gradient_dtype, sum_to_shape
-from selfattn.functional._options import AdditiveOptions, takes
+from selfattn.functional._options import AdditiveOptions, accept_options
 from selfattn.functional._products import linear, linear_backward
 from selfattn.functional.attention import scaled_dot_product_attention_vjp
 
@@ -24,7 +24,7 @@ from selfattn.functional.attention import scaled_dot_product_attention_vjp
 TILE, SCORES, ROWS = 2**18, 2**21, 64
 
 
-@takes(AdditiveOptions)
+@accept_options(AdditiveOptions)
 def additive_attention(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -99,7 +99,7 @@ def additive_attention(
     return results if len(results) > 1 else out
 
 
-@takes(AdditiveOptions, additive_attention)
+@accept_options(AdditiveOptions, additive_attention)
 def additive_attention_vjp(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -258,17 +258,29 @@ class _Call:
             results.append(np.empty((*self.lead, self.length, self.n_keys), self.result))
         for head, rows in self.blocks():
             found = _core.scaled_dot_product_attention(
-                *self.arguments(head, rows), scale=1.0, return_lse=True, return_weights=return_weights,
+                *self.arguments(head, rows),
+                scale=1.0,
+                return_lse=True,
+                return_weights=return_weights,
                 num_threads=num_threads,
-            )  # fmt: skip
+            )
             for result, block in zip(results, found, strict=True):
                 result[head][rows] = block
         return results
 
     def gradients(
-        self, d_query: Array, d_key: Array, d_value: Array, d_v: Array, query_is_used: Array, key_is_used: Array
-    ) -> AdditiveGradients:  # fmt: skip
-        """Return the gradients of the arguments from the projections' gradients; rows without open pairs are ignored."""
+        self,
+        d_query: Array,
+        d_key: Array,
+        d_value: Array,
+        d_v: Array,
+        query_is_used: Array,
+        key_is_used: Array,
+    ) -> AdditiveGradients:
+        """Return the gradients of the arguments from the projections' gradients.
+
+        Rows without open pairs are ignored.
+        """
         query, key, value, w_query, w_key, _ = self.given
         shapes = (*query.shape[:-1], self.v.size), (*key.shape[:-1], self.v.size)
         d_query, d_key = sum_to_shape(d_query, shapes[0]), sum_to_shape(d_key, shapes[1])
@@ -276,7 +288,8 @@ class _Call:
         def project_back(x: Array, w: Array, d_x: Array, is_used: Array) -> tuple[Array, Array]:
             used = sum_to_shape(is_used, x.shape[:-1])[..., None] > 0
             given = np.where(used, x.astype(self.compute, copy=False), 0)
-            d_given, d_weight, _ = linear_backward(d_x, given, w.astype(self.compute, copy=False).T)
+            weight = w.astype(self.compute, copy=False).T
+            d_given, d_weight = linear_backward(d_x, given, weight, with_bias=False)
             return d_given, d_weight.T
 
         dq, d_w_query = project_back(query, w_query, d_query, query_is_used)

@@ -1,37 +1,34 @@
-"""Attention with its gradients; the forward and backward halves are for callers that manage memory themselves.
+"""Attention with its gradients: the call, its pullback, and gradients in the inputs' shapes, from top to bottom.
 
-The C core computes both halves. Code that packed attention shares is in `_gradients`; the checks of ``gradients=`` are here.
+The C core computes both passes. Packed attention, layers and other libraries' doors share what follows the first
+function: a call with ``cu_seqlens_q`` and ``cu_seqlens_k`` among its options is one of packed sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Unpack
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, as_array
-from selfattn._gradients import AttentionGradients, check_wrt
-from selfattn.functional._gradients import (
-    WRT,
-    Pullback,
-    apart,
-    as_gradient,
-    attention_vjp,
-    check_float_mask,
-    gradient_dtype,
-    take_gradients,
-)
-from selfattn.functional._options import AttentionOptions, takes
+from selfattn._check import Array, as_array, seed_from_rng
+from selfattn._gradient_tuples import AttentionGradients, check_wrt
+from selfattn.functional._gradients import gradient_array, gradient_dtype, sum_to_shape, to_dtype
+from selfattn.functional._options import AttentionOptions, accept_options
 
-HEADS = slice(None, -2)
+WRT = ("query", "key", "value")
+NAMES = AttentionGradients._fields
+OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
+_BITS = {name: 1 << n for n, name in enumerate(NAMES)}
+_PER_HEAD = NAMES[4:]
 
-_OVERLAP_WORK = 10_000  # the core requires the same of `out`
+Pullback: TypeAlias = Callable[..., AttentionGradients]
 
 
-@takes(AttentionOptions)
+@accept_options(AttentionOptions)
 def scaled_dot_product_attention_vjp(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -57,24 +54,25 @@ def scaled_dot_product_attention_vjp(
         Return ``(out, lse)`` in place of ``out``; the pullback then takes the gradient of both.
     return_weights : bool, default False
         Refused: the weights have no gradient here.
-    wrt : sequence of str, default ("query", "key", "value")
-        The inputs to differentiate with respect to: also "attn_mask" (a float mask), "alibi_slopes", "sinks". Other
-        gradients are not computed.
+    wrt : str or sequence of str, default ("query", "key", "value")
+        The inputs to differentiate with respect to, each once: also "attn_mask" (a float mask), "alibi_slopes",
+        "sinks". Other gradients are not computed.
 
     Returns
     -------
     out : ndarray, shape (..., L, Ev), or (out, lse)
     pullback : callable
-        ``pullback(grad_out)`` returns :class:`AttentionGradients`, a named tuple; with ``return_lse`` it is
-        ``pullback(grad_out, grad_lse)``, of shapes (..., L, Ev) and (..., L). Each gradient has the shape and
-        dtype of its input (float64 for integers), summed over broadcast axes. It may be called again. It
-        holds references to the arguments and to ``out``: changing them in place makes later gradients wrong, but never
-        unsafe. The notes say which arguments it copies. An ``out`` of 16 bits is held in float32, before rounding.
+        ``dq, dk, dv = pullback(grad_out)``: it returns :class:`AttentionGradients`, a tuple of the gradients that
+        ``wrt`` names, in its order; with ``return_lse`` it is ``pullback(grad_out, grad_lse)``, of shapes
+        (..., L, Ev) and (..., L). Each gradient has the shape and dtype of its input (float64 for integers), summed
+        over broadcast axes. It may be called again. It holds references to the arguments and to ``out``: changing
+        them in place makes later gradients wrong, but never unsafe. The notes say which arguments it copies. An
+        ``out`` of 16 bits is held in float32, before rounding.
 
     Raises
     ------
     TypeError, ValueError, MemoryError
-        As :func:`scaled_dot_product_attention`; a name in ``wrt`` that has no gradient; in the pullback,
+        As :func:`scaled_dot_product_attention`; a name in ``wrt`` that has no gradient, or twice; in the pullback,
         a ``grad_out`` or ``grad_lse`` of another shape than its result, or float64 where the result has fewer bits.
     KeyboardInterrupt
         Ctrl-C, in Python's main thread, during the call, which leaves ``out`` undefined, or in the pullback,
@@ -82,11 +80,12 @@ def scaled_dot_product_attention_vjp(
 
     Notes
     -----
-    The options also hold for the pullback, which drops the same weights. In ``pullback(None, grad_lse)`` None means zeros.
+    The options also hold for the pullback, which drops the same weights. In ``pullback(None, grad_lse)`` None means
+    zeros.
 
     Two kinds of inputs are copied: lists and other queries, keys and values that NumPy converts; and keys and values
-    that are repeated along a leading axis by a view (as of ``numpy.broadcast_to``), since each repetition has a gradient
-    of its own.
+    that are repeated along a leading axis by a view (as of ``numpy.broadcast_to``), since each repetition has a
+    gradient of its own.
 
     The gradients of a row without keys, of a masked key and of a masked query are zeros, whatever values these have.
 
@@ -101,217 +100,186 @@ def scaled_dot_product_attention_vjp(
     >>> import selfattn as sa
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 4))
     >>> out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, is_causal=True)
-    >>> grads = pullback(np.ones_like(out))
-    >>> grads.key.shape, grads.attn_mask is None
-    ((2, 5, 4), True)
-    >>> np.allclose(grads.value.sum(axis=1), 5)  # five rows of weights with sum 1
+    >>> dq, dk, dv = pullback(np.ones_like(out))
+    >>> dk.shape
+    (2, 5, 4)
+    >>> np.allclose(dv.sum(axis=1), 5)  # five rows of weights with sum 1
     True
     """
-    names = check_wrt(wrt, AttentionGradients._fields)
+    names = check_wrt(wrt, NAMES)
     if return_weights:
         raise TypeError("return_weights has no gradient; call scaled_dot_product_attention for the weights")
     if "attn_mask" in names:
         check_float_mask("attn_mask", attn_mask)
-    arguments = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, **options}
-    return attention_vjp(
-        _core._attention_forward, attention_backward, (query, key, value), HEADS, arguments, names=names, return_lse=return_lse, out=out
-    )  # fmt: skip
+    given = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, **options}
+    return attention_vjp((query, key, value), names, return_lse=return_lse, out=out, **given)
 
 
-@takes(AttentionOptions)
-def scaled_dot_product_attention_forward(
-    query: npt.ArrayLike,
-    key: npt.ArrayLike,
-    value: npt.ArrayLike,
-    attn_mask: npt.ArrayLike | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
+def attention_vjp(
+    arrays: tuple[npt.ArrayLike, ...],
+    names: tuple[str, ...],
     *,
-    return_lse: bool = False,
-    return_weights: bool = False,
-    out: Array | None = None,
-    **options: Unpack[AttentionOptions],
-) -> tuple[Array, ...]:
-    """Compute attention and keep what the backward pass needs: the forward half of the vjp.
+    return_lse: bool,
+    out: Array | None,
+    dropout_p: Any,
+    rng: Any = None,
+    **options: Any,
+) -> tuple[Any, Pullback]:
+    """Run the forward pass on query, key and value; return its result and its pullback."""
+    for name in names:
+        if name not in WRT and options.get(name) is None:
+            raise ValueError(f"wrt names {name}, which was not given")
+    q, k, v = map(as_array, WRT, arrays)
+    k, v = copy_shared_heads(k, options), copy_shared_heads(v, options)
+    options["dropout_p"], options["rng"] = _draw_seed(dropout_p, rng)
+    output, statistics, unrounded, *lse = attention_forward(
+        q, k, v, return_lse=return_lse, out=out, **options
+    )
+    dtype = output.dtype  # the pullback must not hold `output`
+    options |= {name: as_array(name, options[name]).copy() for name in OFFSETS if name in options}  # its own
 
-    It is for callers that manage memory themselves; :func:`scaled_dot_product_attention_vjp` does so for others.
+    def pullback(grad_out: npt.ArrayLike | None, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
+        """Pull the gradient of the output (and of the log-sum-exp) back to the inputs named in ``wrt``."""
+        if grad_lse is not None:
+            if not return_lse:
+                raise TypeError(
+                    "grad_lse was given, but the log-sum-exp was not returned: use return_lse=True"
+                )
+            grad_out = np.zeros_like(unrounded, dtype) if grad_out is None else grad_out
+            grad_lse = gradient_array("grad_lse", grad_lse, statistics.dtype)
+        grad_out = gradient_array("grad_out", grad_out, dtype)
+        return attention_backward(
+            q,
+            k,
+            v,
+            names=names,
+            grad_out=grad_out,
+            grad_lse=grad_lse,
+            out=unrounded,
+            statistics=statistics,
+            **options,
+        )
 
-    Parameters
-    ----------
-    out : ndarray, optional
-        As :func:`scaled_dot_product_attention`. In place of 16 bits it may be float32: then it is not rounded, and gradients
-        from it take less time and are more exact, as those of the vjp are.
+    return ((output, lse[0]) if return_lse else output), pullback
 
-    Returns
-    -------
-    out : ndarray, shape (..., L, Ev)
-    statistics : ndarray, shape (..., L, 2)
-        For each row the maximum of its scores, in log2 units (or less, by at most 8), and one over the sum of
-        its exponentials; float64 for float64, else float32.
-    lse, weights
-        With ``return_lse`` and ``return_weights``.
 
-    Notes
-    -----
-    Dropout needs an int as ``rng``: the backward call must be given the same.
+def attention_forward(query: Array, key: Array, value: Array, **options: Any) -> tuple[Array, ...]:
+    """Run the core's forward pass; return the output, what the backward pass needs, and what ``options`` ask for.
 
-    References
-    ----------
-    Dao et al., "FlashAttention", 2022, algorithm 2.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import selfattn as sa
-    >>> x = np.eye(3)
-    >>> out, statistics = sa.functional.scaled_dot_product_attention_forward(x, x, x)
-    >>> grads = sa.functional.scaled_dot_product_attention_backward(np.ones_like(out), out, statistics, x, x, x)
-    >>> grads.query.shape
-    (3, 3)
+    The backward pass needs for each row the maximum of its scores, in log2 units (or less, by at most 8), and one over
+    the sum of its exponentials, as statistics (..., L, 2); and the output before it was rounded to 16 bits.
     """
-    results: tuple[Array, ...] = _core._attention_forward(
-        query, key, value, attn_mask, dropout_p, is_causal, return_lse=return_lse, return_weights=return_weights, out=out,
-        **options,
-    )  # fmt: skip
-    return results
+    forward = _core._varlen_forward if _is_packed(options) else _core._attention_forward
+    output, statistics, unrounded, *others = forward(query, key, value, **options, unrounded=True)
+    if unrounded is not output:
+        if output.flags.c_contiguous and output.flags.aligned:
+            _core._narrow(unrounded, output, options.get("num_threads") or 0)
+        else:
+            output[...] = to_dtype(unrounded, output.dtype, options.get("num_threads"))
+    return output, statistics, unrounded, *others
 
 
-@takes(AttentionOptions)
-def scaled_dot_product_attention_backward(
-    grad_out: npt.ArrayLike | None,
+def attention_backward(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    names: tuple[str, ...],
     out: Array,
     statistics: Array,
-    query: npt.ArrayLike,
-    key: npt.ArrayLike,
-    value: npt.ArrayLike,
-    attn_mask: npt.ArrayLike | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    grad_lse: npt.ArrayLike | None = None,
-    wrt: Sequence[str] = WRT,
-    gradients: AttentionGradients | None = None,
-    **options: Unpack[AttentionOptions],
+    grad_out: Array,
+    grad_lse: Array | None = None,
+    **options: Any,
 ) -> AttentionGradients:
-    """Compute the gradients of attention from what the forward half returned.
+    """Run the core's backward pass; return the gradients that ``names`` lists, in their order and the inputs' shapes.
 
-    Parameters
-    ----------
-    grad_out : array_like, shape (..., L, Ev)
-        The gradient with respect to ``out``.
-    out : ndarray, shape (..., L, Ev)
-    statistics : ndarray, shape (..., L, 2)
-        As :func:`scaled_dot_product_attention_forward` returned them.
-    query, key, value : as in the forward call, like all parameters to ``num_threads``
-    grad_lse : array_like, shape (..., L), optional
-        The gradient with respect to the log-sum-exp.
-    wrt : sequence of str
-        See :func:`scaled_dot_product_attention_vjp`.
-    gradients : AttentionGradients, optional
-        Arrays to write the gradients to: exact shapes and dtypes, writable, without overlap with an input
-        or with one another; None for those that should be new. The core writes C-contiguous float32, or in float64
-        float64, in place; gradients with other strides, 16 bits or a broadcast shape, and those of slopes and sinks, are
-        copied.
-
-    Returns
-    -------
-    AttentionGradients
-
-    Raises
-    ------
-    TypeError, ValueError, MemoryError
-        As :func:`scaled_dot_product_attention_vjp`.
-    KeyboardInterrupt
-        Ctrl-C during the call, in Python's main thread. The arrays of ``gradients`` are then undefined.
-
-    References
-    ----------
-    Dao et al., "FlashAttention", 2022, algorithm 4.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import selfattn as sa
-    >>> x = np.eye(3, dtype=np.float32)
-    >>> out, statistics = sa.functional.scaled_dot_product_attention_forward(x, x, x)
-    >>> mine = sa.functional.AttentionGradients(query=np.empty_like(x), key=None, value=None)
-    >>> grads = sa.functional.scaled_dot_product_attention_backward(
-    ...     np.ones_like(out), out, statistics, x, x, x, wrt=("query",), gradients=mine)
-    >>> grads.query is mine.query
-    True
+    ``out`` may be the output before it was rounded. Dropout needs the forward pass's seed as ``rng``.
     """
-    names = check_wrt(wrt, AttentionGradients._fields)
-    for name, kept in (("out", out), ("statistics", statistics)):
-        if not isinstance(kept, np.ndarray):
-            raise TypeError(
-                f"{name} must be the array that the forward call returned, got {type(kept).__name__}"
-            )
-    q, k, v = map(as_array, WRT, (query, key, value))
-    grad_out = as_gradient("grad_out", grad_out, out.dtype)
-    arguments = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, **options}
-    if gradients is not None:
-        given = {"query": q, "key": k, "value": v, "grad_out": grad_out, "out": out, "statistics": statistics,
-                 "grad_lse": grad_lse, **arguments}  # fmt: skip
-        _check_gradients(gradients, names, given)
-    found = attention_backward(
-        q, apart(k, HEADS), apart(v, HEADS), names=names, grad_out=grad_out, grad_lse=grad_lse, out=out,
-        statistics=statistics, gradients=gradients, **arguments,
-    )  # fmt: skip
-    if gradients is None:
-        return found
-    for target, gradient in zip(gradients, found, strict=True):
-        if target is not None and target is not gradient:
-            np.copyto(target, gradient)
-    pairs = zip(gradients, found, strict=True)
-    return AttentionGradients(*[new if mine is None else mine for mine, new in pairs])
-
-
-def attention_backward(*arrays: Array, **arguments: Any) -> AttentionGradients:
-    """Compute gradients from the results of the core's forward half, without checks."""
-    return take_gradients(
-        _core._attention_backward, *arrays, row_sums=lambda rows: rows.sum(axis=-1), **arguments
+    key, value = copy_shared_heads(key, options), copy_shared_heads(value, options)
+    backward = _core._varlen_backward if _is_packed(options) else _core._attention_backward
+    gradients = backward(
+        query,
+        key,
+        value,
+        **options,
+        out=out,
+        statistics=statistics,
+        grad_out=grad_out,
+        grad_lse=grad_lse,
+        wrt=sum(_BITS[name] for name in names),
     )
+    found = dict(zip(NAMES, gradients, strict=True))
+    for name in _PER_HEAD:
+        if name in names:
+            found[name] = _sum_rows(found[name], options.get("cu_seqlens_q"))
+    given, threads = {"query": query, "key": key, "value": value, **options}, options.get("num_threads")
+    return AttentionGradients(**{name: _fit_to_input(found[name], given[name], threads) for name in names})
 
 
-def _check_gradients(gradients: AttentionGradients, names: tuple[str, ...], given: dict[str, Any]) -> None:
-    """Check that the arrays to write to overlap neither one another nor an array that the call reads."""
-    if not isinstance(gradients, AttentionGradients):
-        raise TypeError(f"gradients must be an AttentionGradients, got {type(gradients).__name__}")
-    readers = {name: as_array(name, x) for name, x in given.items() if hasattr(x, "__dlpack__")}
-    for name, target in gradients._asdict().items():
-        if target is None:
-            continue
-        if name not in names or given.get(name) is None:
-            raise ValueError(f"gradients has an array for {name}, which wrt does not name")
-        _check_target(f"gradients.{name}", target, as_array(name, given[name]))
-        for other, x in readers.items():
-            _check_overlap(f"gradients.{name}", target, other, x)
-        readers[f"gradients.{name}"] = target
+def _sum_rows(rows: Array, offsets: Any) -> Array:
+    """Sum the terms of rows in the gradient of numbers per head: over all rows, or over those of each sequence.
+
+    A term is x, or x - y * z, in float64: see docs/theory/backward.md.
+    """
+    with np.errstate(all="ignore"):  # as in C, without NumPy's warnings
+        wide = rows.astype(np.float64)
+        terms = wide[..., 0] if wide.shape[-1] == 1 else wide[..., 0] - wide[..., 1] * wide[..., 2]
+        if offsets is None:
+            return np.asarray(terms.sum(axis=-1))
+        sums = [terms[a:b].sum(axis=0) for a, b in pairwise(offsets)]
+        return np.array(sums).reshape(len(offsets) - 1, terms.shape[1])
 
 
-def _check_target(name: str, target: Array, given: Array) -> None:
+def _fit_to_input(gradient: Any, given: Any, num_threads: int | None) -> Any:
+    """Return the core's gradient in its input's shape and dtype: it is summed over the axes that were broadcast."""
+    if isinstance(gradient, list):  # masks of packed sequences
+        pairs = zip(gradient, given, strict=True)
+        return [None if each is None else _fit_to_input(each, mask, num_threads) for each, mask in pairs]
+    given = as_array("given", given)
+    if gradient.shape == given.shape and gradient.dtype == given.dtype:
+        return gradient
     dtype = gradient_dtype(given)
-    if not isinstance(target, np.ndarray) or isinstance(target, np.ma.MaskedArray | np.matrix):
-        raise TypeError(f"{name} must be a plain array of shape {given.shape} and dtype {dtype}, "
-                        f"got {type(target).__name__}")  # fmt: skip
-    if (target.shape, target.dtype) != (given.shape, dtype):
-        raise ValueError(f"{name} must be an array of shape {given.shape} and dtype {dtype}, "
-                         f"got {target.dtype} of shape {target.shape}")  # fmt: skip
-    if not target.flags.writeable:
-        raise ValueError(f"{name} is read-only")
-    reach = target.itemsize  # each stride must exceed the extent of all axes with smaller strides
-    axes = zip(map(abs, target.strides), target.shape, strict=True)
-    for stride, n in sorted(axis for axis in axes if axis[1] > 1):
-        if stride < reach and target.size > 0:
-            raise ValueError(f"{name} overlaps itself in memory: several of its elements are one")
-        reach += (n - 1) * stride
+    if gradient.size == 0:  # without query heads, there may be any number of key heads
+        return np.zeros(given.shape, dtype)
+    with np.errstate(all="ignore"):
+        return to_dtype(sum_to_shape(gradient, given.shape), dtype, num_threads)
 
 
-def _check_overlap(name: str, target: Array, other_name: str, other: Array) -> None:
+# -------------------------------------------------------------------------------------------------- arguments
+
+
+def check_float_mask(name: str, mask: npt.ArrayLike | None) -> None:
+    """Refuse a boolean mask, which has no gradient."""
+    if mask is not None and as_array(name, mask).dtype == np.bool_:
+        raise ValueError(f"wrt names attn_mask, but {name} is boolean and has no gradient: pass a float mask")
+
+
+def copy_shared_heads(x: Array, options: dict[str, Any]) -> Array:
+    """Copy keys or values that are broadcast along an axis of heads, so that each head has its own gradient.
+
+    The core would add up the gradients of heads that share keys and values in memory, which is right only along axes
+    of length 1.
+    """
+    axes = slice(1, 2) if _is_packed(options) else slice(None, -2)
+    steps = x.strides[axes]
+    if 0 not in steps:
+        return x
+    return x.copy() if any(n > 1 and step == 0 for n, step in zip(x.shape[axes], steps, strict=True)) else x
+
+
+def _is_packed(options: dict[str, Any]) -> bool:
+    return "cu_seqlens_q" in options
+
+
+def _draw_seed(dropout_p: Any, rng: Any) -> tuple[Any, Any]:
+    """Return dropout's probability as a float and, if it is not 0, a seed.
+
+    With the seed both passes drop the same weights.
+    """
     try:
-        shared = np.shares_memory(target, other, max_work=_OVERLAP_WORK)  # type: ignore[arg-type] # NumPy's stub has 0, -1
-    except np.exceptions.TooHardError:
-        raise ValueError(f"cannot tell whether {name} overlaps {other_name}: their strides are too intricate; "
-                         f"pass a plain {name}") from None  # fmt: skip
-    if shared:
-        raise ValueError(f"{name} overlaps {other_name} in memory")
+        is_bool = isinstance(dropout_p, bool) or getattr(dropout_p, "dtype", None) == np.bool_
+        number = dropout_p if is_bool or isinstance(dropout_p, str | bytes) else float(dropout_p)
+    except (TypeError, ValueError, OverflowError):
+        return dropout_p, rng  # the core raises
+    drops = isinstance(number, float) and 0 < number <= 1
+    return number, seed_from_rng(rng) if drops else rng

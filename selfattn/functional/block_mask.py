@@ -25,13 +25,13 @@ _NO_LENGTH = 2**48  # longer than the core takes
 class BlockMask:
     """A mask in far fewer numbers than pairs: which keys each query may attend to.
 
-    It is the argument ``block_mask`` of :func:`selfattn.scaled_dot_product_attention` and of its vjp. The core never reads
-    keys that the mask closes for a whole block of queries, so time is about proportional to the share of open pairs, and
-    memory is linear in L and S. The mask means the same as the boolean array :meth:`to_dense`, and combines with all other
-    arguments: a pair must be open in every one of them.
+    It is the argument ``block_mask`` of :func:`selfattn.scaled_dot_product_attention` and of its vjp. The core never
+    reads keys that the mask closes for a whole block of queries, so time is about proportional to the share of open
+    pairs, and memory is linear in L and S. The mask means the same as the boolean array :meth:`to_dense`, and
+    combines with all other arguments: a pair must be open in every one of them.
 
-    :meth:`from_documents`, :meth:`prefix_lm` and :meth:`from_blocks` make masks, and ``&`` combines up to four of them: a
-    pair is open if it is open in all. A mask copies its arguments and never changes.
+    :meth:`from_documents`, :meth:`prefix_lm` and :meth:`from_blocks` make masks, and ``&`` combines up to four of
+    them: a pair is open if it is open in all. A mask copies its arguments and never changes.
 
     Attributes
     ----------
@@ -117,7 +117,8 @@ class BlockMask:
         prefix_lengths : array_like of int, broadcastable to the leading dims of the call
             Each from 0 to S; for a number for each batch entry of (B, H, L, E) the shape is (B, 1).
         causal : {"upper_left", "lower_right"}
-            The causal rule's diagonal: j <= i, or j <= i + S - L. The call's own ``causal`` would also close the prefix.
+            The causal rule's diagonal: j <= i, or j <= i + S - L. The call's own ``causal`` would also close the
+            prefix.
 
         Returns
         -------
@@ -152,8 +153,8 @@ class BlockMask:
         pattern : array_like of bool, shape (..., ceil(L / block), ceil(S / block))
             True = open. ``...`` broadcasts to the leading dims of the call.
         block_size : int or (int, int)
-            Rows and columns of a block: queries and keys. L and S may cut off the last ones. Multiples of 64 are fastest,
-            since the core computes tiles of 64 keys and up to 64 queries.
+            Rows and columns of a block: queries and keys. L and S may cut off the last ones. Multiples of 64 are
+            fastest, since the core computes tiles of 64 keys and up to 64 queries.
 
         Returns
         -------
@@ -475,6 +476,7 @@ def _ids(name: str, given: npt.ArrayLike) -> npt.NDArray[np.int64]:
 def _block_sizes(given: int | tuple[int, int]) -> tuple[int, int]:
     try:
         rows, columns = given if isinstance(given, tuple | list) else (given, given)
-        return tuple(min(check_size("block_size", size), _NO_LENGTH) for size in (rows, columns))  # type: ignore[return-value]
+        sizes = (min(check_size("block_size", size), _NO_LENGTH) for size in (rows, columns))
+        return tuple(sizes)  # type: ignore[return-value]
     except (TypeError, ValueError) as error:
         raise type(error)(f"block_size must be an int >= 1 or two of them, got {given!r}") from None

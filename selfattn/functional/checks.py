@@ -51,11 +51,11 @@ def check_vjp(
     Raises
     ------
     AssertionError
-        A gradient is off: the message names its argument, and both numbers. Or a gradient or a result has a wrong shape or
-        dtype.
+        A gradient is off: the message names its argument, and both numbers. Or a gradient or a result has a wrong
+        shape or dtype.
     ValueError
-        It is not clear to which arguments the gradients belong, or there are none to check; ``eps`` or ``rtol`` is not above
-        0.
+        It is not clear to which arguments the gradients belong, or there are none to check; ``eps`` or ``rtol`` is
+        not above 0.
     TypeError
         An argument holds neither floats nor integers, or ``f`` does not return a pair.
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from selfattn._check import Array, as_array, as_integers, check_size, is_float
 from selfattn._core import _cached_attention
-from selfattn.functional._options import CacheOptions, takes
+from selfattn.functional._options import CacheOptions, accept_options
 
 
 class KVCache:
@@ -155,7 +155,8 @@ class KVCache:
         ----------
         key : array_like, shape (batch_size, num_kv_heads, n, E)
         value : array_like, shape (batch_size, num_kv_heads, n, Ev)
-            In dtypes that the cache's dtype holds without loss; float64 also takes 64-bit integers, and holds those up to 2**53.
+            In dtypes that the cache's dtype holds without loss; float64 also takes 64-bit integers, and holds those
+            up to 2**53.
         lengths : array_like of int, shape (batch_size,) or (), optional
             Each sequence gets that number of the n tokens, the first ones; all if not given.
 
@@ -264,7 +265,7 @@ class KVCache:
 
     # ------------------------------------------------------------------------------------------- attending
 
-    @takes(CacheOptions)
+    @accept_options(CacheOptions)
     def attend(
         self,
         query: npt.ArrayLike,
@@ -279,8 +280,8 @@ class KVCache:
         """Append new keys and values, if given; then let the queries attend to all keys of their sequence.
 
         The queries are the last tokens of each sequence: query i of n sees the keys up to its own, the key
-        n − 1 − i places before the last. If a sequence has fewer keys, the query sees none. The diagonal of ``window`` and
-        ``alibi_slopes`` is a query's own key: ``window=(left, 0)`` is a sliding window.
+        n − 1 − i places before the last. If a sequence has fewer keys, the query sees none. The diagonal of
+        ``window`` and ``alibi_slopes`` is a query's own key: ``window=(left, 0)`` is a sliding window.
 
         Parameters
         ----------
@@ -289,7 +290,8 @@ class KVCache:
         key, value : array_like, shapes (batch_size, num_kv_heads, n, E) and (…, n, Ev), optional
             As for :meth:`append`; both or neither.
         lengths : array_like of int, shape (batch_size,) or (), optional
-            The number of the n queries (and keys) of each sequence that are real, the first ones; the others are padding.
+            The number of the n queries (and keys) of each sequence that are real, the first ones; the others are
+            padding.
         attn_mask : array_like of bool or float, broadcastable to (batch_size, num_heads, n, S), optional
             S is the longest of the lengths, new tokens included. A key must be open in the mask as well.
         return_lse : bool, default False
@@ -330,10 +332,17 @@ class KVCache:
                 _bring_alike(query=queries, key=keys, value=values)
                 self._append(keys, values, counts)
             out, lse = _cached_attention(
-                queries, self.key, self.value, attn_mask=attn_mask, causal="lower_right",
-                enable_gqa=queries.shape[1] != self._key.shape[1], key_lengths=self._lengths[:, None],
-                query_lengths=counts[:, None], return_lse=True, **options,
-            )  # fmt: skip
+                queries,
+                self.key,
+                self.value,
+                attn_mask=attn_mask,
+                causal="lower_right",
+                enable_gqa=queries.shape[1] != self._key.shape[1],
+                key_lengths=self._lengths[:, None],
+                query_lengths=counts[:, None],
+                return_lse=True,
+                **options,
+            )
             is_padding = np.arange(queries.shape[2]) >= counts[:, None]
             lse.swapaxes(1, 2)[is_padding] = -np.inf  # padding does not attend to sinks
         except BaseException:  # after wrong options or Ctrl-C, remove the tokens

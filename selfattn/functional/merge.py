@@ -1,4 +1,7 @@
-"""Merging attention over parts of the keys, and its gradients, in NumPy: a few sums of arrays as large as the output."""
+"""Merging attention over parts of the keys, and its gradients, in NumPy.
+
+This takes a few sums of arrays as large as the output.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array, as_array, compute_dtype, float_dtype, promoted
-from selfattn._docs import repeats
-from selfattn._gradients import MergeGradients
+from selfattn._docs import copy_doc
+from selfattn._gradient_tuples import MergeGradients
 from selfattn.functional._gradients import as_fitting_gradient, like
 
 
@@ -99,7 +102,7 @@ def merge_attention(outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
     return merged.astype(result), (np.log(total) + top).astype(lse_dtype)
 
 
-@repeats(merge_attention)
+@copy_doc(merge_attention)
 def merge_attention_vjp(
     outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
 ) -> tuple[tuple[Array, Array], Callable[..., MergeGradients]]:
@@ -122,8 +125,9 @@ def merge_attention_vjp(
     result : tuple, (out, lse)
         As :func:`merge_attention` returns it.
     pullback : callable
-        ``pullback(dout, dlse=None)`` returns :class:`MergeGradients` ``(outs, lses)``, two lists with one array for each part,
-        in its shape and dtype (float64 for integers). It may be called again; until the last call the parts must not change.
+        ``pullback(dout, dlse=None)`` returns :class:`MergeGradients` ``(outs, lses)``, two lists with one array for
+        each part, in its shape and dtype (float64 for integers). It may be called again; until the last call the
+        parts must not change.
 
     Examples
     --------

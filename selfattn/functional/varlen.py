@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Unpack
 
-import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, as_array
-from selfattn._gradients import AttentionGradients, check_wrt
-from selfattn.functional._gradients import WRT, Pullback, attention_vjp, check_float_mask, take_gradients
-from selfattn.functional._options import VarlenOptions, takes
+from selfattn._check import Array
+from selfattn._gradient_tuples import check_wrt
+from selfattn.functional._options import VarlenOptions, accept_options
+from selfattn.functional.attention import NAMES, WRT, Pullback, attention_vjp, check_float_mask
 
 
-@takes(VarlenOptions)
+@accept_options(VarlenOptions)
 def varlen_attention(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -31,8 +29,8 @@ def varlen_attention(
 ) -> Any:
     """Compute attention over n packed sequences of any lengths, each of which attends only to itself.
 
-    There is no padding. The threads share the tasks of all sequences, the costliest first. Without dropout, every sequence's
-    result has the bits that :func:`scaled_dot_product_attention` gives for it alone.
+    There is no padding. The threads share the tasks of all sequences, the costliest first. Without dropout, every
+    sequence's result has the bits that :func:`scaled_dot_product_attention` gives for it alone.
 
     Parameters
     ----------
@@ -92,12 +90,19 @@ def varlen_attention(
     True
     """
     return _core._varlen_attention(
-        query, key, value, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask,
-        return_lse=return_lse, out=out, **options,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        attn_mask=attn_mask,
+        return_lse=return_lse,
+        out=out,
+        **options,
+    )
 
 
-@takes(VarlenOptions, varlen_attention)
+@accept_options(VarlenOptions, varlen_attention)
 def varlen_attention_vjp(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -136,33 +141,16 @@ def varlen_attention_vjp(
     >>> import selfattn as sa
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 8, 2, 4))
     >>> out, pullback = sa.varlen_attention_vjp(q, k, v, [0, 3, 8], [0, 3, 8])
-    >>> grads = pullback(np.ones_like(out))
-    >>> grads.query.shape
+    >>> dq, dk, dv = pullback(np.ones_like(out))
+    >>> dq.shape
     (8, 2, 4)
-    >>> np.allclose(grads.value[:3].sum(axis=0), 3)  # three rows of weights with sum 1
+    >>> np.allclose(dv[:3].sum(axis=0), 3)  # three rows of weights with sum 1
     True
     """
-    names = check_wrt(wrt, AttentionGradients._fields)
+    names = check_wrt(wrt, NAMES)
     if "attn_mask" in names and isinstance(attn_mask, Sequence):
         for s, mask in enumerate(attn_mask):
             check_float_mask(f"attn_mask[{s}]", mask)
     offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    arguments: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": 0.0, **offsets, **options}
-    result = attention_vjp(
-        _core._varlen_forward, varlen_backward, (query, key, value), slice(1, 2), arguments, names=names,
-        return_lse=return_lse, out=out,
-    )  # fmt: skip
-    arguments.update({name: as_array(name, x).copy() for name, x in offsets.items()})  # the pullback's own
-    return result
-
-
-def varlen_backward(*arrays: Array, **arguments: Any) -> AttentionGradients:
-    """Compute gradients from the results of the core's forward half, without checks."""
-    offsets = arguments["cu_seqlens_q"]
-
-    def row_sums(rows: Array) -> Array:
-        """Sum an array (total_q, H) over the rows of each sequence."""
-        sums = [rows[a:b].sum(axis=0) for a, b in pairwise(offsets)]
-        return np.array(sums).reshape(len(offsets) - 1, rows.shape[1])
-
-    return take_gradients(_core._varlen_backward, *arrays, row_sums=row_sums, **arguments)
+    given = {"attn_mask": attn_mask, "dropout_p": 0.0, **offsets, **options}
+    return attention_vjp((query, key, value), names, return_lse=return_lse, out=out, **given)

@@ -5,30 +5,39 @@ Owns their schemas, their gradients, and how tensors share memory with arrays.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from selfattn import _core
 from selfattn._check import Array, as_array
 from selfattn._extras import import_extra
-from selfattn._gradients import AttentionGradients
-from selfattn.functional._gradients import WRT, apart, round_into
-from selfattn.functional.attention import HEADS, attention_backward
+from selfattn.functional._options import AttentionOptions
+from selfattn.functional.attention import (
+    NAMES,
+    attention_backward,
+    attention_forward,
+    scaled_dot_product_attention_vjp,
+)
 from selfattn.functional.block_mask import BlockMask
-from selfattn.functional.varlen import varlen_backward
 
 torch: Any = import_extra("torch", "torch")
 Tensor: TypeAlias = Any
 
-_WRT = AttentionGradients._fields
-TENSORS = (*_WRT, "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "rng")
+TENSORS = (*NAMES, "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "rng")
+_KINDS = {"float | None": "float?", "bool": "bool", "int | None": "int?"}  # as the schema writes types
+_NUMBERS = ", ".join(
+    f"{_KINDS[p.annotation]} {p.name}={p.default}"
+    for p in inspect.signature(scaled_dot_product_attention_vjp).parameters.values()
+    if p.name in AttentionOptions.__annotations__ and p.annotation in _KINDS
+)
 _SCHEMA = (
     f"Tensor query, Tensor key, Tensor value, {', '.join(f'Tensor? {name}=None' for name in TENSORS[3:])}, *, "
-    "float dropout_p=0.0, bool is_causal=False, float? scale=None, bool enable_gqa=False, str? causal=None, "
-    "int? left=None, int? right=None, float? softcap=None, int? block_mask=None, int? num_threads=None"
+    f"float dropout_p=0.0, bool is_causal=False, {_NUMBERS}, str? causal=None, int? left=None, int? right=None, "
+    "int? block_mask=None"
 )
 BLOCK_MASKS: weakref.WeakValueDictionary[int, BlockMask] = weakref.WeakValueDictionary()  # by their id
 
@@ -42,22 +51,26 @@ def _plain(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor
 def _forward(*tensors: Tensor | None, keep: bool = False, **options: Any) -> list[Tensor]:
     """Return the results, and with ``keep`` statistics and, for 16 bits, the output before rounding."""
     given = _read(tensors, options)
-    packed = "cu_seqlens_q" in given
     if not keep:
+        packed = "cu_seqlens_q" in given
         found = (_core._varlen_attention if packed else _core.scaled_dot_product_attention)(**given)
         return [_tensor(x) for x in (found if isinstance(found, tuple) else (found,))]
-    forward = _core._varlen_forward if packed else _core._attention_forward
-    out, statistics, unrounded, *rest = forward(**given, unrounded=True)
-    if unrounded is out:
-        return [_tensor(x) for x in (out, *rest, statistics)]
-    round_into(out, unrounded, given["num_threads"])
-    return [_tensor(x) for x in (out, *rest, statistics, unrounded)]
+    out, statistics, unrounded, *rest = attention_forward(**given)
+    kept = (statistics,) if unrounded is out else (statistics, unrounded)
+    return [_tensor(x) for x in (out, *rest, *kept)]
 
 
 def _forward_fake(
-    query: Tensor, key: Tensor, value: Tensor, *others: Any, keep: bool = False, return_lse: bool = False,
-    return_weights: bool = False, enable_gqa: bool = False, **_: Any,
-) -> list[Tensor]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *others: Any,
+    keep: bool = False,
+    return_lse: bool = False,
+    return_weights: bool = False,
+    enable_gqa: bool = False,
+    **_: Any,
+) -> list[Tensor]:
     """Return tensors of the shapes, dtypes and strides that `_forward` returns."""
     packed = others[4:] and others[4] is not None
     heads = -3 if enable_gqa else -2  # those of query count
@@ -75,21 +88,25 @@ def _forward_fake(
 
 
 def _backward(
-    grad_out: Tensor | None, grad_lse: Tensor | None, out: Tensor, statistics: Tensor, *tensors: Tensor | None,
-    wrt: list[int], **options: Any,
-) -> list[Tensor]:  # fmt: skip
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    out: Tensor,
+    statistics: Tensor,
+    *tensors: Tensor | None,
+    wrt: list[int],
+    **options: Any,
+) -> list[Tensor]:
     """Return the gradients of the tensors whose places ``wrt`` lists."""
     given = _read(tensors, options)
-    backward, heads = (
-        (varlen_backward, slice(1, 2)) if "cu_seqlens_q" in given else (attention_backward, HEADS)
+    found = attention_backward(
+        **given,
+        names=tuple(NAMES[n] for n in wrt),
+        out=memory(out),
+        statistics=memory(statistics),
+        grad_lse=None if grad_lse is None else memory(grad_lse),
+        grad_out=np.zeros(out.shape, given["query"].dtype) if grad_out is None else memory(grad_out),
     )
-    query, key, value = (given.pop(name) for name in WRT)
-    found = backward(
-        query, apart(key, heads), apart(value, heads), names=tuple(_WRT[n] for n in wrt), out=memory(out),
-        statistics=memory(statistics), grad_lse=None if grad_lse is None else memory(grad_lse),
-        grad_out=np.zeros(out.shape, query.dtype) if grad_out is None else memory(grad_out), **given,
-    )  # fmt: skip
-    return [_tensor(cast("Array", found[n])) for n in wrt]
+    return [_tensor(x) for x in found]
 
 
 def _save(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: list[Tensor]) -> None:
@@ -150,7 +167,10 @@ def _tensor(x: Array) -> Tensor:
 
 
 def _register(schema: str, function: Callable[..., Any], fake: Callable[..., Any], **autograd: Any) -> Any:
-    """Register a function as an operator, and return what calls it; a custom_op would check results for microseconds."""
+    """Register a function as an operator, and return what calls it.
+
+    A custom_op would check results for microseconds.
+    """
     name = f"selfattn::{schema.partition('(')[0]}"
     torch.library.define(name, schema[schema.index("(") :], tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(name, "cpu", function)
@@ -162,14 +182,20 @@ def _register(schema: str, function: Callable[..., Any], fake: Callable[..., Any
 
 plain_attention = _register(
     "plain_attention(Tensor query, Tensor key, Tensor value, bool is_causal) -> Tensor",
-    _plain, lambda query, key, value, is_causal: _forward_fake(query, key, value)[0],
-)  # fmt: skip
+    _plain,
+    lambda query, key, value, is_causal: _forward_fake(query, key, value)[0],
+)
 attention = _register(
     f"attention({_SCHEMA}, bool return_lse=False, bool return_weights=False, bool keep=False) -> Tensor[]",
-    _forward, _forward_fake, backward=_pull_back, setup_context=_save,
-)  # fmt: skip
+    _forward,
+    _forward_fake,
+    backward=_pull_back,
+    setup_context=_save,
+)
 attention_gradients = _register(
     "attention_backward(Tensor? grad_out, Tensor? grad_lse, Tensor out, Tensor statistics, "
     f"{_SCHEMA}, int[] wrt=[]) -> Tensor[]",
-    _backward, lambda *tensors, wrt, **_: [tensors[4 + n].new_empty(tensors[4 + n].shape) for n in wrt], backward=_refuse,
-)  # fmt: skip
+    _backward,
+    lambda *tensors, wrt, **_: [tensors[4 + n].new_empty(tensors[4 + n].shape) for n in wrt],
+    backward=_refuse,
+)

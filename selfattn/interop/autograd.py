@@ -1,8 +1,8 @@
 """Functions and layers for autograd (HIPS): its ``grad`` differentiates NumPy programs that call them.
 
-Every function of `selfattn.functional` that has a ``_vjp`` is here under its name, and :func:`functional_call` calls a layer.
-A call that autograd traces runs the ``_vjp`` once: the pullback is an argument of the primitive that autograd records. Other
-calls are plain. Reverse mode, first order.
+Every function of `selfattn.functional` that has a ``_vjp`` is here under its name, and :func:`functional_call` calls
+a layer. A call that autograd traces runs the ``_vjp`` once: the pullback is an argument of the primitive that
+autograd records. Other calls are plain. Reverse mode, first order.
 
 >>> import autograd
 >>> from selfattn.interop.autograd import softmax
@@ -33,8 +33,11 @@ __all__ = ["functional_call", *_NAMES]  # noqa: PLE0604
 
 
 def functional_call(
-    module: nn.Module, parameters: dict[str, npt.ArrayLike], args: Any = (), kwargs: dict[str, Any] | None = None
-) -> Any:  # fmt: skip
+    module: nn.Module,
+    parameters: dict[str, npt.ArrayLike],
+    args: Any = (),
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
     """Call a layer with these parameters in place of its own, as ``torch.func.functional_call`` does.
 
     Parameters

@@ -1,40 +1,11 @@
-"""BERTopic's backend for a folder, without PyTorch.
+"""Embeddings for BERTopic: another name of ``selfattn_models.interop.bertopic``, of the package selfattn-models."""
 
->>> from selfattn.interop.bertopic import Embedder
->>> embedder = Embedder("all-MiniLM-L6-v2")  # doctest: +SKIP
->>> embedder.embed(["a storm at sea", "the sea was calm"]).shape  # doctest: +SKIP
-(2, 384)
-"""
+from typing import TYPE_CHECKING, Any
 
-from __future__ import annotations
+from selfattn._extras import import_models
 
-from typing import Any
+import_models(__name__, "selfattn_models.interop.bertopic")
 
-from selfattn._check import Array
-from selfattn._extras import import_extra
-from selfattn.interop._encoder import as_encoder
+if TYPE_CHECKING:
 
-__all__ = ["Embedder"]
-
-_Base: Any = import_extra("bertopic.backend", "bertopic").BaseEmbedder
-
-
-class Embedder(_Base):  # type: ignore[misc]
-    """The embedding model of a ``BERTopic(embedding_model=…)``: of documents, and of words.
-
-    Parameters
-    ----------
-    embedding_model : path or model
-        A folder, or what ``models.load`` returned.
-    **keywords
-        Keywords of the model's ``encode``, such as ``prompt``.
-    """
-
-    def __init__(self, embedding_model: Any, **keywords: Any) -> None:
-        super().__init__(as_encoder(embedding_model))
-        self.keywords = keywords
-
-    def embed(self, documents: Any, verbose: bool = False) -> Array:
-        """Compute the embeddings of documents or words, (n, d)."""
-        y: Array = self.embedding_model.encode(documents, **{"progress": verbose, **self.keywords})
-        return y
+    def __getattr__(name: str) -> Any: ...

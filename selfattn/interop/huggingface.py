@@ -1,7 +1,7 @@
 """Transformers: after `register`, ``attn_implementation="selfattn"`` computes a model's attention here.
 
-Owns what Transformers' masks and keywords mean. ``selfattn.interop.torch`` owns the operator and its gradients. Causality,
-windows, padding and packed sequences reach the core as such, not as arrays of all pairs.
+Owns what Transformers' masks and keywords mean. ``selfattn.interop.torch`` owns the operator and its gradients.
+Causality, windows, padding and packed sequences reach the core as such, not as arrays of all pairs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,22 @@ __all__ = ["register"]
 
 # Keywords that models hand down to attention, and that change nothing there.
 _HARMLESS = {
-    "position_ids", "cache_position", "position_embeddings",  # queries and keys are rotated already
-    "cache", "past_key_values", "use_cache",  # `key` and `value` come from it
+    "position_ids",
+    "cache_position",
+    "position_embeddings",  # queries and keys are rotated already
+    "cache",
+    "past_key_values",
+    "use_cache",  # `key` and `value` come from it
     "sliding_window",  # the mask has it
     "seq_idx",  # for layers without attention
     "deterministic",  # gradients always are
-    "labels", "num_items_in_batch", "logits_to_keep", "return_dict", "output_hidden_states", "output_router_logits",  # later
-}  # fmt: skip
+    "labels",
+    "num_items_in_batch",
+    "logits_to_keep",
+    "return_dict",
+    "output_hidden_states",
+    "output_router_logits",  # later
+}
 # Lengths of packed sequences, which Transformers reads in `position_ids` too: the mask has them.
 _PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 
@@ -90,8 +99,15 @@ def _mask(**given: Any) -> Any:
 
 
 def _meaning(
-    *, q_length: int, kv_length: int, q_offset: Any, kv_offset: int, mask_function: Any, attention_mask: Any, **_: Any
-) -> tuple[dict[str, Any], int] | None:  # fmt: skip
+    *,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any,
+    kv_offset: int,
+    mask_function: Any,
+    attention_mask: Any,
+    **_: Any,
+) -> tuple[dict[str, Any], int] | None:
     """Return options of attention over the first keys, and the number of keys; None where no options mean the mask."""
     parts = [(*_KINDS.get(name, ("unknown", len)), held) for name, held in _parts(mask_function)]
     rule = {kind: read(held) for kind, read, held in parts}
@@ -154,10 +170,21 @@ def _parts(function: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _attention(
-    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *, scaling: float | None = None,
-    dropout: float = 0.0, is_causal: bool | None = None, softcap: float | None = None, position_bias: Any = None,
-    s_aux: Any = None, output_attentions: bool | None = None, **others: Any,
-) -> tuple[Any, Any]:  # fmt: skip
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    position_bias: Any = None,
+    s_aux: Any = None,
+    output_attentions: bool | None = None,
+    **others: Any,
+) -> tuple[Any, Any]:
     """Compute a module's attention: the output, (batch, queries, heads, width), and the weights if they are wanted."""
     rows, columns = query.shape[2], key.shape[2]
     length = columns
@@ -173,8 +200,8 @@ def _attention(
     unknown = [name for name, given in others.items() if given is not None and name not in harmless]
     if unknown:
         raise TypeError(
-            f"selfattn's attention does not know {', '.join(unknown)}, which {type(module).__name__} passes: leave it out, "
-            "or load the model with attn_implementation='eager'"
+            f"selfattn's attention does not know {', '.join(unknown)}, which {type(module).__name__} "
+            "passes: leave it out, or load the model with attn_implementation='eager'"
         )
     if length < columns:
         key, value = key[:, :, :length], value[:, :, :length]
@@ -189,9 +216,13 @@ def _attention(
     collected = output_capturing._active_collector.get() or ()  # some models keep the keyword to themselves
     wanted = bool(output_attentions) or any("attentions" in name for name in collected)
     options |= {
-        "attn_mask": mask, "scale": scaling, "softcap": softcap, "sinks": s_aux, "return_weights": wanted,
+        "attn_mask": mask,
+        "scale": scaling,
+        "softcap": softcap,
+        "sinks": s_aux,
+        "return_weights": wanted,
         "enable_gqa": key.shape[1] != query.shape[1],
-    }  # fmt: skip
+    }
     if dropout or not _are_arrays(query, key, value):
         found = scaled_dot_product_attention(query, key, value, dropout_p=dropout, **options)
         out, weights = found if wanted else (found, None)
@@ -202,7 +233,7 @@ def _attention(
         tensors = (array(x) for x in (query, key, value, out.transpose(1, 2)))
         given = {name: memory(x, name) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
         given |= zip(("query", "key", "value", "out"), tensors, strict=True)
-        found = _core.scaled_dot_product_attention(**given, num_threads=_threads())  # type: ignore[arg-type]
+        found = _core.scaled_dot_product_attention(**given, num_threads=_threads())
         weights = _tensor(found[1]) if wanted else None
     if wanted and length < columns:
         weights = torch.nn.functional.pad(weights, (0, columns - length))

@@ -18,10 +18,11 @@ from typing import Any, TypeAlias, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from selfattn import _core, functional
+from selfattn import _core
 from selfattn._check import seed_from_rng
 from selfattn._extras import import_extra
-from selfattn.functional._options import AttentionOptions, takes
+from selfattn.functional._options import AttentionOptions, accept_options
+from selfattn.functional.attention import NAMES, attention_backward, attention_forward
 
 jax, jnp, _buffers = (
     import_extra(name, "jax") for name in ("jax", "jax.numpy", "jax.experimental.buffer_callback")
@@ -29,11 +30,12 @@ jax, jnp, _buffers = (
 
 Arrays: TypeAlias = dict[str, Any]
 Constants: TypeAlias = tuple[tuple[str, Any], ...]
-# What JAX traces, with the number of last axes that are neither batches nor heads; other arguments are constants of a call.
+# What JAX traces, with the number of last axes that are neither batches nor heads; other arguments are constants of a
+# call.
 _TRACED = {"query": 2, "key": 2, "value": 2, "attn_mask": 2, "alibi_slopes": 0, "sinks": 0, "key_lengths": 0}
 
 
-@takes(AttentionOptions)
+@accept_options(AttentionOptions)
 def scaled_dot_product_attention(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -57,8 +59,9 @@ def scaled_dot_product_attention(
 
     Notes
     -----
-    Query, key, value, a float ``attn_mask``, ``alibi_slopes`` and ``sinks`` have gradients. JAX traces these, ``key_lengths``
-    and ``rng``: an int, a key of ``jax.random`` or its uint32, which dropout needs. Others are constants under ``jit``.
+    Query, key, value, a float ``attn_mask``, ``alibi_slopes`` and ``sinks`` have gradients. JAX traces these,
+    ``key_lengths`` and ``rng``: an int, a key of ``jax.random`` or its uint32, which dropout needs. Others are
+    constants under ``jit``.
     """
     given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, **options}
     rng = given.pop("rng", None)
@@ -112,8 +115,7 @@ class _Callback:
                 arrays[name] = np.ascontiguousarray(arrays[name])
         if "rng" in arrays:
             constants["rng"] = int.from_bytes(arrays.pop("rng").tobytes(), "little")
-        found = [x for x in self.function(**arrays, **constants) if x is not None]
-        for result, x in zip(results, found, strict=True):
+        for result, x in zip(results, self.function(**arrays, **constants), strict=True):
             np.asarray(result)[...] = x
 
 
@@ -122,20 +124,24 @@ def _run(function: Callable[..., Any], types: Any, arrays: Arrays, constants: Co
     callback = _Callback(function, constants, arrays["query"].ndim)
     types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types)
     method = "sequential" if "rng" in arrays else "expand_dims"
-    # pure_callback copies arguments in the threads in which callbacks wait for the copies: many at once would wait for ever.
+    # pure_callback copies arguments in the threads in which callbacks wait for the copies: many at once would wait
+    # for ever.
     return _buffers.buffer_callback(callback, types, vmap_method=method)(arrays)
 
 
 def _outline(constants: Constants, arrays: Arrays) -> Any:
-    """Return out, statistics and lse of a call without keys, on arrays without memory, in which the core checks arguments."""
+    """Return out, statistics and lse of a call without keys, on arrays without memory.
+
+    In this call the core checks arguments.
+    """
     blank = {name: np.broadcast_to(np.zeros((), x.dtype), x.shape) for name, x in arrays.items()}
     arguments: Arrays = {"key_lengths": 0, **dict(constants), **blank, "rng": 0, "num_threads": 1}
-    return functional.scaled_dot_product_attention_forward(**arguments)
+    return _core._attention_forward(**arguments)
 
 
 def _plain(constants: Constants, arrays: Arrays) -> Any:
     out, _, lse = _outline(constants, arrays)
-    return _run(functional.scaled_dot_product_attention, (out, lse), arrays, constants)
+    return _run(_core.scaled_dot_product_attention, (out, lse), arrays, constants)
 
 
 def _forward(constants: Constants, given: Arrays) -> Any:
@@ -143,11 +149,9 @@ def _forward(constants: Constants, given: Arrays) -> Any:
     perturbed = {name: None for name, x in given.items() if x.perturbed}  # names, as JAX keeps them
     out, statistics, lse = _outline(constants, arrays)
     types = out, statistics, out.astype(lse.dtype), lse
-    _, statistics, unrounded, lse = _run(
-        _core._attention_forward, types, arrays, (*constants, ("unrounded", True))
-    )
+    out, statistics, unrounded, lse = _run(attention_forward, types, arrays, constants)
     kept = {"out": unrounded, "statistics": statistics}
-    return (unrounded.astype(out.dtype), lse), (arrays, kept, perturbed)
+    return (out, lse), (arrays, kept, perturbed)
 
 
 def _backward(constants: Constants, saved: Any, gradients: Any) -> Any:
@@ -156,11 +160,14 @@ def _backward(constants: Constants, saved: Any, gradients: Any) -> Any:
     given = zip(("grad_out", "grad_lse"), gradients, strict=True)
     used = {name: x for name, x in given if not isinstance(x, zero)}
     kept |= {"grad_out": jnp.zeros_like(kept["out"])} | used
-    names = [name for name in functional.AttentionGradients._fields if name in perturbed]
-    wrt = tuple(name for name in names if jnp.issubdtype(arrays[name].dtype, jnp.floating))
-    backward, types = functional.scaled_dot_product_attention_backward, [arrays[name] for name in wrt]
-    found = _run(backward, types, arrays | kept, (*constants[1:], ("wrt", wrt)))  # without return_lse
-    return ({**dict.fromkeys(arrays), **dict(zip(wrt, found, strict=True))},)
+    floats = [name for name in perturbed if jnp.issubdtype(arrays[name].dtype, jnp.floating)]
+    names = tuple(name for name in NAMES if name in floats)
+    types, options = (
+        [arrays[name] for name in names],
+        (*constants[1:], ("names", names)),
+    )  # without return_lse
+    found = _run(attention_backward, types, arrays | kept, options)
+    return ({**dict.fromkeys(arrays), **dict(zip(names, found, strict=True))},)
 
 
 _attend = jax.custom_vjp(_plain, nondiff_argnums=(0,))

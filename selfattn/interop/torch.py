@@ -14,8 +14,8 @@ import numpy as np
 from selfattn import nn
 from selfattn._check import seed_from_rng
 from selfattn._extras import import_extra
-from selfattn.functional._gradients import WRT
-from selfattn.functional._options import AttentionOptions, takes
+from selfattn.functional._options import AttentionOptions, accept_options
+from selfattn.functional.attention import WRT
 from selfattn.functional.block_mask import BlockMask
 from selfattn.interop._torch_operators import BLOCK_MASKS, TENSORS, attention, memory, plain_attention
 
@@ -29,7 +29,7 @@ _LAYOUTS = {torch.strided, torch.jagged}
 _DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
-@takes(AttentionOptions)
+@accept_options(AttentionOptions)
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -42,16 +42,19 @@ def scaled_dot_product_attention(
     return_weights: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Any:
-    """Compute PyTorch's attention with selfattn's core and options: :func:`selfattn.scaled_dot_product_attention` for tensors.
+    """Compute PyTorch's attention with selfattn's core and options.
 
-    Gradients reach query, key, value, a float ``attn_mask``, ``alibi_slopes`` and ``sinks``, once: gradients have no gradients.
-    The bits are those of selfattn's function and of its vjp.
+    It is :func:`selfattn.scaled_dot_product_attention` for tensors.
+
+    Gradients reach query, key, value, a float ``attn_mask``, ``alibi_slopes`` and ``sinks``, once: gradients have no
+    gradients. The bits are those of selfattn's function and of its vjp.
 
     Parameters
     ----------
     query, key, value : Tensor
-        Of one dtype, on the CPU, with any strides, which are read in place. Nested tensors with a jagged layout, of shape
-        (N, H, L*, E), become packed sequences; they take no mask, key lengths or block mask, and return no weights.
+        Of one dtype, on the CPU, with any strides, which are read in place. Nested tensors with a jagged layout, of
+        shape (N, H, L*, E), become packed sequences; they take no mask, key lengths or block mask, and return no
+        weights.
     **options
     return_lse : bool, default False
         Append the log-sum-exp, which has a gradient.
@@ -72,9 +75,10 @@ def scaled_dot_product_attention(
 
     Notes
     -----
-    Dropout draws one number of ``torch.default_generator`` as its seed, so ``torch.manual_seed`` repeats it; ``rng`` may also be a
-    ``torch.Generator``. Weights that are dropped are others than PyTorch's. A call uses at most as many threads as
-    ``torch.set_num_threads`` and :func:`selfattn.set_num_threads` allow. ``torch.compile`` breaks its graph at a ``block_mask``.
+    Dropout draws one number of ``torch.default_generator`` as its seed, so ``torch.manual_seed`` repeats it; ``rng``
+    may also be a ``torch.Generator``. Weights that are dropped are others than PyTorch's. A call uses at most as many
+    threads as ``torch.set_num_threads`` and :func:`selfattn.set_num_threads` allow. ``torch.compile`` breaks its
+    graph at a ``block_mask``.
 
     Examples
     --------
@@ -183,25 +187,36 @@ def _jagged(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
 # ---------------------------------------------------------------------------------------------------- layers
 
 _LAYER = {  # where PyTorch's encoder and decoder layers keep what their constructors take
-    "d_model": "linear1.in_features", "nhead": "self_attn.num_heads", "dim_feedforward": "linear1.out_features",
-    "dropout": "dropout.p", "layer_norm_eps": "norm1.eps", "batch_first": "self_attn.batch_first", "bias": "linear1.bias",
-}  # fmt: skip
+    "d_model": "linear1.in_features",
+    "nhead": "self_attn.num_heads",
+    "dim_feedforward": "linear1.out_features",
+    "dropout": "dropout.p",
+    "layer_norm_eps": "norm1.eps",
+    "batch_first": "self_attn.batch_first",
+    "bias": "linear1.bias",
+}
 _PLACES = {
     "MultiheadAttention": {"bias": "in_proj_bias", "add_bias_kv": "bias_k"},
-    "TransformerEncoderLayer": _LAYER, "TransformerDecoderLayer": _LAYER,
-    "TransformerEncoder": {"encoder_layer": "layers.0"}, "TransformerDecoder": {"decoder_layer": "layers.0"},
-}  # fmt: skip
+    "TransformerEncoderLayer": _LAYER,
+    "TransformerDecoderLayer": _LAYER,
+    "TransformerEncoder": {"encoder_layer": "layers.0"},
+    "TransformerDecoder": {"decoder_layer": "layers.0"},
+}
 _ACTIVATIONS = {
-    torch.nn.functional.relu: "relu", torch.relu: "relu", torch.nn.functional.gelu: "gelu", "ReLU()": "relu",
+    torch.nn.functional.relu: "relu",
+    torch.relu: "relu",
+    torch.nn.functional.gelu: "gelu",
+    "ReLU()": "relu",
     "GELU(approximate='none')": "gelu",
-}  # fmt: skip
+}
 
 
 def from_torch(module: Any) -> nn.Module:
     """Make selfattn's layer of the same name from a layer of ``torch.nn``, with copies of its parameters.
 
-    Options, dtype, training mode, parameters that are shared, and modules that are used twice are kept. It takes the layers that
-    :mod:`selfattn.nn` names as PyTorch does, and what contains them; modules of a ``Sequential`` get numbers as names.
+    Options, dtype, training mode, parameters that are shared, and modules that are used twice are kept. It takes the
+    layers that :mod:`selfattn.nn` names as PyTorch does, and what contains them; modules of a ``Sequential`` get
+    numbers as names.
 
     Parameters
     ----------

@@ -9,13 +9,16 @@ import numpy.typing as npt
 
 from selfattn._check import Array, as_array, is_float, warn
 from selfattn.engine.weights import Weight, multiply
+from selfattn.functional._options import AttentionOptions, names_of
 from selfattn.functional._products import linear_backward
 
 PROJECTIONS = ("query", "key", "value")
-OPTIONS = (  # options of a call
-    "dropout_p", "is_causal", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng",
-    "num_threads",
-)  # fmt: skip
+# The options of a layer's call. The layer itself chooses the others.
+OPTIONS = (
+    "dropout_p",
+    "is_causal",
+    *(name for name in names_of(AttentionOptions) if name not in ("scale", "enable_gqa", "block_mask")),
+)
 ADDITIVE_OPTIONS = ("is_causal", "causal", "key_lengths", "num_threads")
 
 
@@ -35,22 +38,22 @@ def project(x: Array, weight: Weight, bias: Array | None) -> Array:
 def project_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:
     """Return the gradients of :func:`project`; a token whose ``dy`` is zero contributes nothing, even if it is NaN.
 
-    Masked tokens have zero gradients, but 0 · NaN is NaN. If the gradient of the weight is not finite, it is computed again
-    without masked tokens.
+    Masked tokens have zero gradients, but 0 · NaN is NaN. If the gradient of the weight is not finite, it is computed
+    again without masked tokens.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         dx, d_weight, d_bias = linear_backward(dy, x, weight)
         if not np.isfinite(d_weight).all():
             used = np.where(dy.any(axis=-1, keepdims=True), x, x.dtype.type(0))
-            d_weight = linear_backward(dy, used, weight)[1]
+            d_weight = linear_backward(dy, used, weight, with_bias=False)[1]
     return dx, d_weight, d_bias
 
 
 def weighted_sum(weights: Array, value: Array, allowed: Array) -> Array:
     """Compute ``weights @ value``, (..., L, Ev); a pair that is not ``allowed`` contributes nothing at all.
 
-    Such a pair has weight 0, but 0 · NaN is NaN. So NaN and infinite values are replaced by 0, and then added key by key for the
-    queries that may see them.
+    Such a pair has weight 0, but 0 · NaN is NaN. So NaN and infinite values are replaced by 0, and then added key by
+    key for the queries that may see them.
     """
     finite, zero = np.isfinite(value), value.dtype.type(0)
     output: Array = weights @ np.where(finite, value, zero)
@@ -61,7 +64,7 @@ def weighted_sum(weights: Array, value: Array, allowed: Array) -> Array:
     return output
 
 
-class Ignored(NamedTuple):
+class IgnoreMasks(NamedTuple):
     """What a call of PyTorch's layers ignores, as given: True in a boolean mask means *ignore*."""
 
     attn_mask: npt.ArrayLike | None
@@ -71,16 +74,17 @@ class Ignored(NamedTuple):
 
 
 def mask_from_ignored(
-    ignored: Ignored, lead: tuple[int, ...], num_heads: int, pairs: tuple[int, int], dtype: npt.DTypeLike
+    ignored: IgnoreMasks, lead: tuple[int, ...], num_heads: int, pairs: tuple[int, int], dtype: npt.DTypeLike
 ) -> tuple[Array | None, Array | None]:
     """Convert the two masks of PyTorch's layers to attention's mask and a bias of keys.
 
-    ``attn_mask`` is (L, S) or (N·num_heads, L, S), ``key_padding_mask`` (N, S), or (S,) for one sequence; each is boolean, or
-    floats that are added to the scores. ``lead`` is (N,), or () for one sequence, ``pairs`` (L, S); attention computes in ``dtype``.
+    ``attn_mask`` is (L, S) or (N·num_heads, L, S), ``key_padding_mask`` (N, S), or (S,) for one sequence; each is
+    boolean, or floats that are added to the scores. ``lead`` is (N,), or () for one sequence, ``pairs`` (L, S);
+    attention computes in ``dtype``.
 
-    The mask that is returned is broadcastable to (N, num_heads, L, S), and boolean, True where attention is allowed, or floats. The
-    bias is added to the scores of a key, (N, 1, S) or (1, S), and None unless there are both masks: one mask of both would be as
-    large as the batch.
+    The mask that is returned is broadcastable to (N, num_heads, L, S), and boolean, True where attention is allowed,
+    or floats. The bias is added to the scores of a key, (N, 1, S) or (1, S), and None unless there are both masks:
+    one mask of both would be as large as the batch.
     """
     attn_mask, key_padding_mask, *_ = ignored
     mask = padding = None
@@ -138,7 +142,10 @@ def _allowed(mask: Array) -> Array:
 
 
 def _as_bias(ignored: Array, dtype: np.dtype[Any]) -> Array:
-    """Return a bias of -inf for ignored keys, or the given floats, clipped so that finite ones stay finite in fewer bits."""
+    """Return a bias of -inf for ignored keys, or the given floats.
+
+    These are clipped so that finite ones stay finite in fewer bits.
+    """
     bias: Array
     if ignored.dtype == np.bool_:
         bias = np.where(ignored, dtype.type(-np.inf), dtype.type(0))

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, Self, SupportsIndex
 
-from selfattn._docs import repeats
+from selfattn._docs import copy_doc
 from selfattn.nn.module import Module, Pullback
 
 
@@ -82,8 +82,8 @@ class Sequential(ModuleList):
     Parameters
     ----------
     *modules : Module
-        The input of the first may have no gradient, such as the ids of an :class:`Embedding`; the pullback of the chain, like
-        that of the first module, then returns only the gradients of parameters.
+        The input of the first may have no gradient, such as the ids of an :class:`Embedding`; the pullback of the
+        chain, like that of the first module, then returns only the gradients of parameters.
 
     Notes
     -----
@@ -129,15 +129,15 @@ class Sequential(ModuleList):
             x = module(x, **own)
         return x
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(self, x: Any, **options: Any) -> tuple[Any, Pullback]:
         """Call one module after the other; the pullback calls their pullbacks in reverse order.
 
         Returns
         -------
         pullback : callable
-            ``dx, grads = pullback(dy)``, as :class:`Module` says, or ``grads = pullback(dy)`` if the first module's pullback
-            returns only these.
+            ``dx, grads = pullback(dy)``, as :class:`Module` says, or ``grads = pullback(dy)`` if the first module's
+            pullback returns only these.
         """
         pullbacks = []
         for module, own in zip(self, self._shared(options), strict=True):

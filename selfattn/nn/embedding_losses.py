@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array, as_input, check_number, check_size, layer_dtype, one_of
-from selfattn._docs import repeats
+from selfattn._docs import copy_doc
 from selfattn.functional._products import widened, widest
 from selfattn.nn.losses import CrossEntropyLoss, MSELoss
 from selfattn.nn.module import Module
@@ -23,7 +23,8 @@ SMALLEST = 1e-12  # what a length is at least when an embedding is divided by it
 class EmbeddingLoss(Module):
     """The base of the losses of embeddings. A subclass computes the loss of columns of one width and dtype.
 
-    :func:`selfattn.training.fit` makes the columns of texts: one for the first text of each example, one for the second, and so on.
+    :func:`selfattn.training.fit` makes the columns of texts: one for the first text of each example, one for the
+    second, and so on.
     """
 
     _in_repr: ClassVar[tuple[str, ...]] = ("mini_batch_size",)
@@ -64,7 +65,7 @@ class EmbeddingLoss(Module):
         return self._compute(*self._checked(embeddings, labels))[0]
 
     @np.errstate(all="ignore")
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(self, embeddings: Columns, labels: npt.ArrayLike | None = None) -> tuple[Any, Slopes]:
         """Compute the loss and its pullback, ``d_value -> list of gradients``, one for each column."""
         columns, wanted = self._checked(embeddings, labels)
@@ -96,11 +97,13 @@ class EmbeddingLoss(Module):
 
 
 class MultipleNegativesRankingLoss(EmbeddingLoss):
-    """−log softmax of an anchor's similarities to all candidates of a batch, at its own: texts of other examples are wrong answers.
+    """−log softmax of an anchor's similarities to all candidates of a batch, at its own.
 
-    An example is an anchor, its right answer, and any number of wrong ones: ``embeddings`` are two or more columns, (n, d) each.
-    Each anchor has n times the number of other columns as candidates. A text that is twice in a batch is also a wrong answer to
-    itself: :func:`~selfattn.training.fit` warns of it.
+    Texts of other examples are wrong answers.
+
+    An example is an anchor, its right answer, and any number of wrong ones: ``embeddings`` are two or more columns,
+    (n, d) each. Each anchor has n times the number of other columns as candidates. A text that is twice in a batch is
+    also a wrong answer to itself: :func:`~selfattn.training.fit` warns of it.
 
     Parameters
     ----------
@@ -109,14 +112,14 @@ class MultipleNegativesRankingLoss(EmbeddingLoss):
     similarity_fct : {"cosine", "dot"}, default "cosine"
     mini_batch_size : int, optional
         :func:`~selfattn.training.fit` computes this number of texts at a time, twice: all embeddings, then the gradient
-        of each piece. The gradient is that of the whole batch, in the memory of a piece; sentence-transformers has it as
-        CachedMultipleNegativesRankingLoss.
+        of each piece. The gradient is that of the whole batch, in the memory of a piece; sentence-transformers has it
+        as CachedMultipleNegativesRankingLoss.
     dtype : dtype of lists and integers, default float32
 
     References
     ----------
-    Henderson et al., "Efficient Natural Language Response Suggestion for Smart Reply", 2017, section 4.4; Gao et al., "Scaling Deep
-    Contrastive Learning Batch Size under Memory Limited Setup", 2021, for pieces.
+    Henderson et al., "Efficient Natural Language Response Suggestion for Smart Reply", 2017, section 4.4; Gao et al.,
+    "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021, for pieces.
 
     Examples
     --------
@@ -167,7 +170,9 @@ class MultipleNegativesRankingLoss(EmbeddingLoss):
 
 
 class CosineSimilarityLoss(EmbeddingLoss):
-    """(cosine − label)², the mean over pairs: ``embeddings`` are two columns (n, d), ``labels`` their scores (n,), such as 0 to 1.
+    """(cosine − label)², the mean over pairs.
+
+    ``embeddings`` are two columns (n, d), ``labels`` their scores (n,), such as 0 to 1.
 
     Parameters
     ----------
@@ -210,7 +215,8 @@ class TripletLoss(EmbeddingLoss):
     distance_metric : {"euclidean", "cosine", "manhattan"}, default "euclidean"
         Cosine is 1 − cosine.
     triplet_margin : float, default 5.0
-        By how much the other text should be further away. Of embeddings of length 1 no distance is above 2, by which 5 is never reached.
+        By how much the other text should be further away. Of embeddings of length 1 no distance is above 2, by which
+        5 is never reached.
     mini_batch_size : int, optional
         As for :class:`MultipleNegativesRankingLoss`.
     dtype : dtype of lists and integers, default float32

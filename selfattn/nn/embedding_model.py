@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_array, check_divisor, check_rows, check_size, if_missing, quoted
-from selfattn._docs import repeats
+from selfattn._docs import copy_doc
 from selfattn._extras import progress_bar
-from selfattn.engine.transformer import POOLINGS, attention_layer, check_ids, compute, pack
+from selfattn.engine import transformer
+from selfattn.engine.transformer import Layer, Norm, Projection, Transformer, check_ids, pack
 from selfattn.functional._products import plain, widened, widest
 from selfattn.nn import init
 from selfattn.nn.containers import ModuleList
@@ -31,7 +32,7 @@ from selfattn.text import as_tokenizer, spelled
 if TYPE_CHECKING:
     from selfattn.steps.layers import ModelSteps
 
-MEAN = POOLINGS["mean"]
+MEAN = transformer.Call(pooling="mean")
 Sentence: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
@@ -44,8 +45,8 @@ class EmbeddingModel(Module):
     Parameters
     ----------
     tokenizer : object
-        An object with SentencePiece's ``encode(sentence, out_type=int)``, a ``tokenizers.Tokenizer`` of Hugging Face, or a
-        callable ``str -> list of int``.
+        An object with SentencePiece's ``encode(sentence, out_type=int)``, a ``tokenizers.Tokenizer`` of Hugging Face,
+        or a callable ``str -> list of int``.
     vocab_size : int
         The number of ids: 0 … vocab_size − 1.
     embedding_dim : int
@@ -80,9 +81,9 @@ class EmbeddingModel(Module):
 
     A sentence has the same embedding, to the bit, alone or in a list, and with any number of threads.
 
-    The exact gradient of ``key.bias`` is zero, since it adds the same number to all scores of a query. The computed one is
-    rounding noise, and Adam's steps along it have full size: after training, this parameter differs between libraries, without
-    effect on the embeddings.
+    The exact gradient of ``key.bias`` is zero, since it adds the same number to all scores of a query. The computed
+    one is rounding noise, and Adam's steps along it have full size: after training, this parameter differs between
+    libraries, without effect on the embeddings.
 
     References
     ----------
@@ -104,6 +105,8 @@ class EmbeddingModel(Module):
     """
 
     _floats_alone = True
+    # The arrays and numbers that a description was made of, and the description.
+    _kept: tuple[list[Any], list[Any], Transformer] | None = None
 
     def __init__(
         self,
@@ -157,15 +160,16 @@ class EmbeddingModel(Module):
         """
         alone, given = as_batch(sentence)
         ids, cu_seqlens = self.pack(given)
-        y = self._embed(ids, cu_seqlens, self._core_model())
+        y = self._embed(ids, cu_seqlens, self._model())
         return y[0] if alone else y
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(self, sentence: Sentence | Sequence[Sentence]) -> tuple[Array, Pullback]:
         """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``, which are summed over sentences."""
         alone, given = as_batch(sentence)
         ids, cu_seqlens = self.pack(given)
-        computed, saved = _core._transformer_forward(ids, cu_seqlens, self._core_model(), True)
+        # Not by transformer.vjp, which looks for rounded weights: the parameters are floats alone.
+        computed, saved = _core._transformer_forward(self._model(), ids, cu_seqlens, MEAN, True)
         dtype = self._dtype
         rows = computed.astype(dtype, copy=False)
         y = rows[0] if alone else rows
@@ -188,7 +192,8 @@ class EmbeddingModel(Module):
         ----------
         sentences : iterable of str or of sequences of int
         batch_size : int, default 1024
-            The number of sentences in a call of the core. They are packed, not padded, so their order does not change the time.
+            The number of sentences in a call of the core. They are packed, not padded, so their order does not change
+            the time.
         progress : bool, default False
             Show a progress bar; needs ``tqdm``.
 
@@ -219,7 +224,7 @@ class EmbeddingModel(Module):
         starts: Iterable[int] = range(0, len(given), batch_size)
         if progress:
             starts = progress_bar(starts, extra="text", desc="encode", unit=" batches")
-        model = self._core_model()
+        model = self._model()
         for start in starts:
             ids, cu_seqlens = self.pack(given[start : start + batch_size], first=start)
             y[start : start + batch_size] = self._embed(ids, cu_seqlens, model)
@@ -328,19 +333,36 @@ class EmbeddingModel(Module):
         check_ids(found, self.vocab_size, f"as vocab_size is {self.vocab_size}; {name}{quoted(sentence)} has")
         return found.astype(np.intp, copy=False)
 
-    def _core_model(self) -> tuple[Any, Any, Any]:
-        """Return the core's tuples, with parameters of 16 bits, other byte orders or with gaps as plain copies."""
-        dtype = widest(self.embedding_layer.weight)
-        table, positions = plain(self.embedding_layer.weight, dtype), plain(self.positions.table, dtype)
-        every: Any = self.attention_layers
-        layers = [attention_layer(_parameters(own), own.num_heads, own.ln.eps) for own in every]
-        found = tuple([(tuple([x if x is None else plain(x, dtype) for x in own]), n) for own, n in layers])
-        numbers = (self.embedding_dim, dtype.itemsize == 8, 0.0, 0.0, False, False, MEAN)
-        return (table, None, positions, None, None, None, None, None, None), numbers, found
+    def _model(self) -> Transformer:
+        """Return what the core computes, which is kept while its arrays are the parameters themselves.
 
-    def _embed(self, ids: Array, cu_seqlens: Array, model: tuple[Any, Any, Any]) -> Array:
+        Parameters of 16 bits, other byte orders or with gaps are copied.
+        """
+        every: Any = self.attention_layers
+        table, positions = self.embedding_layer.weight, self.positions.table
+        given = [table, positions, *(x for own in every for x in _parameters(own))]
+        numbers = [(own.num_heads, own.ln.eps) for own in every]
+        if self._kept is not None:
+            arrays, of_arrays, model = self._kept
+            if of_arrays == numbers and len(arrays) == len(given) and all(map(operator.is_, arrays, given)):
+                return model
+        dtype = widest(table)
+        taken = [x if x is None else plain(x, dtype) for x in given]
+        layers = tuple(
+            _layer(*taken[2 + 8 * n : 10 + 8 * n], num_heads=num_heads, eps=float(eps))
+            for n, (num_heads, eps) in enumerate(numbers)
+        )
+        model = Transformer(layers, table=taken[0], positions=taken[1])
+        self._kept = (given, numbers, model) if all(map(operator.is_, taken, given)) else None
+        return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is kept, which a copy makes again."""
+        return {name: value for name, value in vars(self).items() if name != "_kept"}
+
+    def _embed(self, ids: Array, cu_seqlens: Array, model: Transformer) -> Array:
         """Compute a row for each packed sentence."""
-        return compute(model, ids, cu_seqlens).astype(self._dtype, copy=False)
+        return transformer.forward(model, ids, cu_seqlens, MEAN).astype(self._dtype, copy=False)
 
     @property
     def _dtype(self) -> np.dtype[Any]:
@@ -359,6 +381,13 @@ def _parameters(layer: Any) -> tuple[Any, ...]:
     """Return weight and bias of query, key, value and the norm of a layer."""
     query, key, value, ln = layer.query, layer.key, layer.value, layer.ln
     return query.weight, query.bias, key.weight, key.bias, value.weight, value.bias, ln.weight, ln.bias
+
+
+def _layer(*parameters: Any, num_heads: int, eps: float) -> Layer:
+    """Describe a layer of attention and a norm, from the arrays of :func:`_parameters`."""
+    query, key, value, norm = zip(parameters[::2], parameters[1::2], strict=True)
+    of_norm = Norm(*norm, eps=eps)
+    return Layer(num_heads, Projection(*query), Projection(*key), Projection(*value), attention_norm=of_norm)
 
 
 @functools.cache

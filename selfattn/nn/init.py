@@ -17,9 +17,17 @@ from selfattn._check import FLOATS, Array, check_number, one_of
 from selfattn.random import TorchGenerator
 
 __all__ = [
-    "calculate_gain", "constant_", "kaiming_normal_", "kaiming_uniform_", "normal_", "ones_", "uniform_",
-    "xavier_normal_", "xavier_uniform_", "zeros_",
-]  # fmt: skip
+    "calculate_gain",
+    "constant_",
+    "kaiming_normal_",
+    "kaiming_uniform_",
+    "normal_",
+    "ones_",
+    "uniform_",
+    "xavier_normal_",
+    "xavier_uniform_",
+    "zeros_",
+]
 
 Generator: TypeAlias = np.random.Generator | TorchGenerator
 Rng: TypeAlias = int | Generator | None

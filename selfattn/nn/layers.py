@@ -11,13 +11,13 @@ from selfattn._check import (
     Array,
     as_array,
     as_features,
-    as_gradient,
     as_input,
+    check_gradient,
     check_probability,
     check_size,
     layer_dtype,
 )
-from selfattn._docs import repeats
+from selfattn._docs import copy_doc
 from selfattn.engine.transformer import check_ids
 from selfattn.engine.weights import multiply, refuse_gradients
 from selfattn.functional._products import as_rows, linear, linear_backward, widened
@@ -105,7 +105,7 @@ class Linear(Module):
         weight = self._operand("weight")
         return multiply(as_features(x, self.in_features, weight.dtype), weight, self.bias)
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``."""
         refuse_gradients(self.weight)
@@ -113,8 +113,8 @@ class Linear(Module):
         y = linear(x, self.weight, self.bias)
 
         def backward(dy: Array) -> tuple[Array, Gradients]:
-            dx, d_weight, d_bias = linear_backward(dy, x, self.weight)
-            return dx, {"weight": d_weight} | ({} if self.bias is None else {"bias": d_bias})
+            dx, *gradients = linear_backward(dy, x, self.weight, with_bias=self.bias is not None)
+            return dx, dict(zip(("weight", "bias"), gradients, strict=False))
 
         return y, checked_pullback(self, y, [self.weight], backward)
 
@@ -221,7 +221,7 @@ class Embedding(Module):
         """
         return self.weight[self.check_ids(ids)]
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(self, ids: npt.ArrayLike) -> tuple[Array, Pullback]:
         """Look up ids; the pullback is ``dy -> {"weight": gradient}``.
 
@@ -293,7 +293,7 @@ class Dropout(Module):
         x = as_input(x, self.dtype)
         return _times(x, self._factors(x))
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, {})``; dx has zeros in the same places as the output."""
         x = as_input(x, self.dtype)
@@ -301,7 +301,7 @@ class Dropout(Module):
         y = _times(x, factors)
 
         def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
-            return _times(as_gradient(dy, y), factors), {}
+            return _times(check_gradient(dy, y), factors), {}
 
         return y, pullback
 

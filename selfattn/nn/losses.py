@@ -20,7 +20,7 @@ from selfattn._check import (
     one_of,
     promoted,
 )
-from selfattn._docs import repeats
+from selfattn._docs import copy_doc
 from selfattn.functional._products import widened, widest
 from selfattn.nn.module import Module, Pullback
 
@@ -62,8 +62,8 @@ class Loss(Module):
         Returns
         -------
         floating, or ndarray with ``reduction="none"``
-            In the dtype to which ``x`` and a ``target`` of floats promote. It is computed in float32, or float64 if one of them
-            is, and summed in float64.
+            In the dtype to which ``x`` and a ``target`` of floats promote. It is computed in float32, or float64 if
+            one of them is, and summed in float64.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class Loss(Module):
         return self._reduced(self._elements(x, target))
 
     @np.errstate(all="ignore")
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(self, x: npt.ArrayLike, target: npt.ArrayLike) -> tuple[Any, Pullback]:
         """Compute the loss and its pullback, ``d_value -> dx``: ``d_value`` is 1.0 for the gradient of the loss.
 
@@ -105,12 +105,12 @@ class Loss(Module):
 class CrossEntropyLoss(Loss):
     """−log softmax(x) at the target class, or its mean under the target probabilities of all classes.
 
-    Constructor and call are those of ``torch.nn.CrossEntropyLoss``, without its deprecated arguments. ``x`` holds unnormalised
-    scores (logits), of shape (C,), (N, C) or (N, C, d1, …): the C classes are axis 1. A language model's logits (N, L, C) need a
-    row for each token: ``loss(logits.reshape(-1, C), ids.reshape(-1))``.
+    Constructor and call are those of ``torch.nn.CrossEntropyLoss``, without its deprecated arguments. ``x`` holds
+    unnormalised scores (logits), of shape (C,), (N, C) or (N, C, d1, …): the C classes are axis 1. A language model's
+    logits (N, L, C) need a row for each token: ``loss(logits.reshape(-1, C), ids.reshape(-1))``.
 
-    ``target`` holds integers, the classes 0 … C − 1, in the shape of ``x`` without its axis of classes; or floats, probabilities,
-    in the shape of ``x``.
+    ``target`` holds integers, the classes 0 … C − 1, in the shape of ``x`` without its axis of classes; or floats,
+    probabilities, in the shape of ``x``.
 
     Parameters
     ----------
@@ -119,8 +119,8 @@ class CrossEntropyLoss(Loss):
     ignore_index : int, default -100
         Targets with this number have a loss of 0, and do not count in the mean. With probabilities it must be below 0.
     reduction : {"mean", "sum", "none"}, default "mean"
-        The mean is weighted: with classes, the sum is divided by the weights of the targets; with probabilities by the number of
-        elements, N·d1·…. Without an element it is NaN, as in PyTorch.
+        The mean is weighted: with classes, the sum is divided by the weights of the targets; with probabilities by
+        the number of elements, N·d1·…. Without an element it is NaN, as in PyTorch.
     label_smoothing : float, default 0.0
         From 0 to 1: this share of each target's probability is spread evenly over all classes.
     dtype : dtype of lists and integers, default float32
@@ -217,7 +217,8 @@ class CrossEntropyLoss(Loss):
         wrong = counts & ((classes < 0) | (classes >= number))
         if wrong.any():
             raise ValueError(
-                f"target must be in 0...{number - 1}, or {self.ignore_index}, which is ignored; not {classes[wrong].flat[0]}"
+                f"target must be in 0...{number - 1}, or {self.ignore_index}, which is ignored; not "
+                f"{classes[wrong].flat[0]}"
             )
         index = np.where(counts, classes, 0).astype(np.intp)[..., None]
         logs = sa.log_softmax(scores)
@@ -272,7 +273,8 @@ class CrossEntropyLoss(Loss):
 class MSELoss(Loss):
     """(x − target)², of each element.
 
-    Call and ``reduction`` are those of ``torch.nn.MSELoss``; but ``target`` has the shape of ``x``, where PyTorch only warns.
+    Call and ``reduction`` are those of ``torch.nn.MSELoss``; but ``target`` has the shape of ``x``, where PyTorch
+    only warns.
 
     Parameters
     ----------
@@ -301,14 +303,15 @@ class MSELoss(Loss):
 class BCEWithLogitsLoss(Loss):
     """Binary cross-entropy, −t·log σ(x) − (1 − t)·log(1 − σ(x)), of scores x and target probabilities t.
 
-    Call and options are those of ``torch.nn.BCEWithLogitsLoss``, without its deprecated arguments. ``target`` has the shape of
-    ``x``; its numbers should be from 0 to 1. As log σ(x) is computed as min(x, 0) − log(1 + exp(−abs(x))), the loss is finite for
-    every finite x, and 0 for correct infinite ones.
+    Call and options are those of ``torch.nn.BCEWithLogitsLoss``, without its deprecated arguments. ``target`` has the
+    shape of ``x``; its numbers should be from 0 to 1. As log σ(x) is computed as min(x, 0) − log(1 + exp(−abs(x))),
+    the loss is finite for every finite x, and 0 for correct infinite ones.
 
     Parameters
     ----------
     weight : array_like, optional
-        A factor of each element's loss, broadcastable to the shape of ``x``. The mean divides by the number of elements.
+        A factor of each element's loss, broadcastable to the shape of ``x``. The mean divides by the number of
+        elements.
     reduction : {"mean", "sum", "none"}, default "mean"
     pos_weight : array_like, optional
         A factor of the first term, that of t, broadcastable to the shape of ``x``.

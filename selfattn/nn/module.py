@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, as_array, as_gradient
-from selfattn._docs import repeats
+from selfattn._check import Array, as_array, check_gradient, warn
+from selfattn._docs import copy_doc
 from selfattn.engine.weights import (
     BITS,
     SCALE,
@@ -21,7 +23,7 @@ from selfattn.engine.weights import (
     good_scale,
     is_compact,
     kind_of,
-    rounded,
+    to_kind,
 )
 
 Gradients: TypeAlias = dict[str, Array]
@@ -60,15 +62,16 @@ class Module:
 
     Notes
     -----
-    Layers convert lists and integers to their own dtype, take arrays of floats as they are, and return the dtype to which these
-    and the parameters promote. Arrays of another dtype, masked arrays and matrices are a TypeError; so is float16 in a layer of
-    bfloat16, or the other way round. Shapes that do not fit are a ValueError.
+    Layers convert lists and integers to their own dtype, take arrays of floats as they are, and return the dtype to
+    which these and the parameters promote. Arrays of another dtype, masked arrays and matrices are a TypeError; so is
+    float16 in a layer of bfloat16, or the other way round. Shapes that do not fit are a ValueError.
 
-    ``y, pullback = layer.vjp(x)`` and ``dx, grads = pullback(dy)``: ``y`` is what ``forward`` returns; ``dx`` has the shape
-    and dtype of ``x``; ``grads`` has the names of :meth:`parameters`, and new arrays in each parameter's dtype. A pullback may be
-    called again; until its last call, arguments must not change. A ``dy`` of another shape than ``y`` is a ValueError; one that
-    holds neither floats nor integers is a TypeError. After a change of a parameter on which the gradients depend, a pullback
-    raises a RuntimeError, because it has kept values that the old parameter gave.
+    ``y, pullback = layer.vjp(x)`` and ``dx, grads = pullback(dy)``: ``y`` is what ``forward`` returns; ``dx`` has the
+    shape and dtype of ``x``; ``grads`` has the names of :meth:`parameters`, and new arrays in each parameter's dtype.
+    A pullback may be called again; until its last call, arguments must not change. A ``dy`` of another shape than
+    ``y`` is a ValueError; one that holds neither floats nor integers is a TypeError. After a change of a parameter on
+    which the gradients depend, a pullback raises a RuntimeError, because it has kept values that the old parameter
+    gave.
 
     Examples
     --------
@@ -128,22 +131,24 @@ class Module:
         """
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
         """Compute the output and a function that pulls gradients back; subclasses define it.
 
         Returns
         -------
         pullback : callable
-            ``dx, grads = pullback(dy)`` with the names of :meth:`parameters` in ``grads``, or ``grads = pullback(dy)`` where the
-            input has no gradient.
+            ``dx, grads = pullback(dy)`` with the names of :meth:`parameters` in ``grads``, or ``grads =
+            pullback(dy)`` where the input has no gradient.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define vjp")
 
     # ------------------------------------------------------------------------------------------- parameters
 
     def register_parameter(self, name: str, array: Array | None) -> None:
-        """Make an array a parameter: an attribute that is trained and saved. None means that the layer lacks this parameter.
+        """Make an array a parameter: an attribute that is trained and saved.
+
+        None means that the layer lacks this parameter.
 
         The array itself is kept, not a copy. An array that is registered in two places is shared.
 
@@ -175,9 +180,9 @@ class Module:
     def quantize(self, dtype: str) -> Self:
         """Round the weights of all products in this module and in its submodules to 8 or 16 bits, in place.
 
-        ``Linear`` and ``MultiheadAttention`` have such weights, and layers that contain them. int8 has a scale for each 128
-        numbers of a row, in a parameter ``…weight_scale``; bfloat16 is held as its bits, in uint16. All else stays float32.
-        Rounded weights multiply rows that are also rounded, and have no gradients.
+        ``Linear`` and ``MultiheadAttention`` have such weights, and layers that contain them. int8 has a scale for
+        each 128 numbers of a row, in a parameter ``…weight_scale``; bfloat16 is held as its bits, in uint16. All else
+        stays float32. Rounded weights multiply rows that are also rounded, and have no gradients.
 
         Parameters
         ----------
@@ -191,8 +196,8 @@ class Module:
         Raises
         ------
         ValueError
-            The dtype is another one; there are no such weights, or a module such as ``EmbeddingModel`` cannot compute with rounded
-            ones; or one is not float32, or NaN, or infinite. Then nothing has changed.
+            The dtype is another one; there are no such weights, or a module such as ``EmbeddingModel`` cannot compute
+            with rounded ones; or one is not float32, or NaN, or infinite. Then nothing has changed.
         RuntimeError
             ``"bfloat16"``, and the CPU does not multiply it.
 
@@ -216,7 +221,7 @@ class Module:
                 title = f"{name} of a {type(module).__name__}"
                 if array.dtype != np.float32:
                     raise ValueError(f"{title} is {kind_of(array)}; only float32 is rounded to {dtype}")
-                found.append((module, name, rounded(title, array, dtype)))
+                found.append((module, name, to_kind(title, array, dtype)))
         if not found:
             raise ValueError(
                 f"{type(self).__name__} has no weights that are rounded; Linear and MultiheadAttention have"
@@ -247,6 +252,8 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._parameter_names:
             object.__setattr__(self, name, value)
+            if type(value) is np.ndarray and value.dtype.kind == "f" and not name.startswith("_"):
+                self._warn_of_array(name, sys._getframe(1))
             return
         parameter = self.__dict__[name]
         if value is parameter:  # this ends `layer.weight += 1`
@@ -254,6 +261,18 @@ class Module:
         if parameter is None:
             raise AttributeError(f"this {type(self).__name__} was made without {name}")
         parameter[...] = _fitting(name, parameter, value, strict=True)  # in place: optimisers hold the array
+
+    def _warn_of_array(self, name: str, caller: FrameType) -> None:
+        """Warn of an array of floats that is set as an attribute and is no parameter, as it would be in PyTorch too.
+
+        Classes of this package set such constants, and ``forward`` and ``vjp`` of others what is to be looked at.
+        """
+        module = caller.f_globals.get("__name__", "").partition(".")[0]
+        if module not in ("selfattn", "selfattn_models") and caller.f_code.co_name not in ("forward", "vjp"):
+            warn(
+                f"{name} of this {type(self).__name__} is an array and no parameter, so it is not trained: "
+                f"self.register_parameter({name!r}, array) makes it one, and self._{name} = array keeps a constant"
+            )
 
     def _own_parameters(self) -> Iterator[tuple[str, Array]]:
         for name in self._parameter_names:
@@ -343,8 +362,8 @@ class Module:
         Raises
         ------
         ValueError
-            A shape differs, or a parameter is read-only; or, when ``strict``, a name or a dtype does. The message lists all of
-            them.
+            A shape differs, or a parameter is read-only; or, when ``strict``, a name or a dtype does. The message
+            lists all of them.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a mapping of names to arrays, not {type(state).__name__}")
@@ -409,7 +428,10 @@ class Module:
     # --------------------------------------------------------------------------------------------------- repr
 
     def extra_repr(self) -> str:
-        """Return the part of the repr before the shapes: the attributes that ``_in_repr`` names; subclasses may define it."""
+        """Return the part of the repr before the shapes: the attributes that ``_in_repr`` names.
+
+        Subclasses may define it.
+        """
         shown = [(name, value) for name in self._in_repr if (value := getattr(self, name)) is not None]
         return ", ".join(
             f"{name}={value!r}" if isinstance(value, str) else f"{name}={value}" for name, value in shown
@@ -428,7 +450,9 @@ class Module:
 
 
 def add_gradients(total: Gradients, more: Gradients) -> Gradients:
-    """Add ``more`` to ``total``, name by name, and return ``total``: the gradients of a layer that is used more than once.
+    """Add ``more`` to ``total``, name by name, and return ``total``.
+
+    These are the gradients of a layer that is used more than once.
 
     Parameters
     ----------
@@ -471,14 +495,15 @@ def checked_pullback(
 ) -> Pullback:
     """Return a pullback that checks the gradient of y, refuses changed parameters, and calls ``backward``.
 
-    The optimiser writes into the arrays, so a gradient taken after a step would silently mix old activations with new weights. A
-    checksum of their memory costs a fraction of the weights' product, and unlike a counter it also notices ``weight[...] = 0``.
+    The optimiser writes into the arrays, so a gradient taken after a step would silently mix old activations with new
+    weights. A checksum of their memory costs a fraction of the weights' product, and unlike a counter it also notices
+    ``weight[...] = 0``.
     """
     arrays = tuple(array for array in parameters if array is not None)
     before, kind = _core._checksum(arrays), type(owner).__name__
 
     def pullback(dy: npt.ArrayLike) -> Any:
-        dy = as_gradient(dy, y, name)
+        dy = check_gradient(dy, y, name)
         if _core._checksum(arrays) != before:
             raise RuntimeError(f"the parameters of {kind} have changed since vjp was called; call vjp again")
         return backward(dy)

@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_features, check_divisor, check_probability, check_size, seed_from_rng
-from selfattn._docs import repeats
+from selfattn._docs import copy_doc
 from selfattn.engine.weights import float_type, refuse_gradients
-from selfattn.functional._gradients import WRT, take_gradients
 from selfattn.functional._products import widened, widest
+from selfattn.functional.attention import WRT, attention_backward
 from selfattn.nn import init
 from selfattn.nn._attention import (
     PROJECTIONS,
-    Ignored,
+    IgnoreMasks,
     lengths_for_heads,
     mask_from_ignored,
     project,
@@ -178,8 +178,8 @@ class MultiheadAttention(Module):
         average_attn_weights : bool, default True
             Return the mean of the weights over the heads.
         is_causal : bool, default False
-            Query i sees no keys after key i. PyTorch also requires the mask; here it is not needed, and with a mask, both must
-            allow a pair.
+            Query i sees no keys after key i. PyTorch also requires the mask; here it is not needed, and with a mask,
+            both must allow a pair.
         key_lengths : array_like of int, shape (N,) or (), optional
             The number of real keys of each sequence; those after them are padding.
 
@@ -187,13 +187,13 @@ class MultiheadAttention(Module):
         -------
         output : ndarray, in the shape of ``query``
         weights : ndarray or None
-            (N, L, S), or (N, num_heads, L, S) when they are not averaged, without N for one sequence; after dropout. A row that
-            ignores all keys has weights of 0 and an output of ``out_proj.bias``, where PyTorch gives NaN.
+            (N, L, S), or (N, num_heads, L, S) when they are not averaged, without N for one sequence; after dropout.
+            A row that ignores all keys has weights of 0 and an output of ``out_proj.bias``, where PyTorch gives NaN.
         """
-        ignored = Ignored(attn_mask, key_padding_mask, is_causal, key_lengths)
+        ignored = IgnoreMasks(attn_mask, key_padding_mask, is_causal, key_lengths)
         return self._run(False, (query, key, value), ignored, need_weights, average_attn_weights)[0]
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(
         self,
         query: npt.ArrayLike,
@@ -209,8 +209,8 @@ class MultiheadAttention(Module):
     ) -> tuple[tuple[Array, Array | None], Pullback]:
         """Compute ``(output, weights)`` and the pullback ``d_output -> ((dq, dk, dv), grads)``.
 
-        No gradient flows back through the weights. In self-attention, where one array is query, key and value, its gradient is
-        ``dq + dk + dv``. The pullback drops the same weights.
+        No gradient flows back through the weights. In self-attention, where one array is query, key and value, its
+        gradient is ``dq + dk + dv``. The pullback drops the same weights.
 
         Returns
         -------
@@ -218,11 +218,11 @@ class MultiheadAttention(Module):
         pullback : callable, ``(dq, dk, dv), grads = pullback(d_output)``, as :class:`Module` says
         """
         refuse_gradients(self.out_proj.weight)
-        ignored = Ignored(attn_mask, key_padding_mask, is_causal, key_lengths)
+        ignored = IgnoreMasks(attn_mask, key_padding_mask, is_causal, key_lengths)
         return self._run(True, (query, key, value), ignored, need_weights, average_attn_weights)
 
     def _run(
-        self, keep: bool, given: tuple[Any, ...], ignored: Ignored, need_weights: bool, average: bool
+        self, keep: bool, given: tuple[Any, ...], ignored: IgnoreMasks, need_weights: bool, average: bool
     ) -> tuple[tuple[Array, Array | None], Any]:
         inputs = self._inputs(*given)
         options = self._options(inputs, ignored)
@@ -237,17 +237,23 @@ class MultiheadAttention(Module):
 
         def backward(d_output: Array) -> tuple[Inputs, Gradients]:
             d_merged, out_grads = out_pullback(d_output)
-            d_heads: Any = take_gradients(
-                _core._attention_backward, q, k, v, out=attended, statistics=statistics, grad_out=self._split(d_merged),
-                names=WRT, row_sums=np.sum, grad_lse=None, **options,
-            )  # fmt: skip
-            d_inputs, own = self._project_backward(inputs, d_heads[:3])
+            d_heads = attention_backward(
+                q,
+                k,
+                v,
+                names=WRT,
+                out=attended,
+                statistics=statistics,
+                grad_out=self._split(d_merged),
+                **options,
+            )
+            d_inputs, own = self._project_backward(inputs, d_heads)
             return d_inputs, self.gather_gradients({"": own, "out_proj": out_grads})
 
         own = dict(self._own_parameters()).values()
         return result, checked_pullback(self, output, own, backward, "d_output")
 
-    @repeats(forward)
+    @copy_doc(forward)
     def steps(
         self,
         query: npt.ArrayLike,
@@ -270,7 +276,7 @@ class MultiheadAttention(Module):
         from selfattn.steps.layers import layer_steps  # in NumPy; imported when needed
 
         inputs = self._inputs(query, key, value)
-        options = self._options(inputs, Ignored(attn_mask, key_padding_mask, is_causal, key_lengths))
+        options = self._options(inputs, IgnoreMasks(attn_mask, key_padding_mask, is_causal, key_lengths))
         bias = options.pop("key_bias")
         if bias is not None:
             options["attn_mask"] = with_key_bias(options["attn_mask"], bias)
@@ -281,9 +287,20 @@ class MultiheadAttention(Module):
         q, k, v = (x.swapaxes(0, 1) if self._sequence_first(x) else x for x in inputs)
         (w_q, b_q), (w_k, b_k), (w_v, b_v) = ((np.asarray(w), b) for w, b in self._projections())
         return layer_steps(
-            q, w_q.T, w_k.T, w_v.T, b_query=b_q, b_key=b_k, b_value=b_v, key_inputs=k, value_inputs=v,
-            num_heads=self.num_heads, W_out=np.asarray(self.out_proj._operand("weight")).T, b_out=self.out_proj.bias, **options,
-        )  # fmt: skip
+            q,
+            w_q.T,
+            w_k.T,
+            w_v.T,
+            b_query=b_q,
+            b_key=b_k,
+            b_value=b_v,
+            key_inputs=k,
+            value_inputs=v,
+            num_heads=self.num_heads,
+            W_out=np.asarray(self.out_proj._operand("weight")).T,
+            b_out=self.out_proj.bias,
+            **options,
+        )
 
     # ---------------------------------------------------------------------------------------- their steps
 
@@ -313,7 +330,7 @@ class MultiheadAttention(Module):
         """Return the leading dims: (N,), or () for one sequence."""
         return () if x.ndim == 2 else (x.shape[0 if self.batch_first else 1],)
 
-    def _options(self, inputs: Inputs, ignored: Ignored) -> dict[str, Any]:
+    def _options(self, inputs: Inputs, ignored: IgnoreMasks) -> dict[str, Any]:
         """Return the options of attention, the seed of dropout included."""
         query, key, _ = inputs
         n_queries, n_keys = (x.shape[0 if self._sequence_first(x) else -2] for x in (query, key))
@@ -322,9 +339,13 @@ class MultiheadAttention(Module):
         mask, key_bias = mask_from_ignored(ignored, self._lead(query), self.num_heads, pairs, compute)
         p = self.dropout if self.training else 0.0
         return {
-            "attn_mask": mask, "key_bias": key_bias, "dropout_p": p, "is_causal": bool(ignored.is_causal),
-            "key_lengths": lengths_for_heads(ignored.key_lengths), "rng": seed_from_rng(self.rng) if p > 0 else None,
-        }  # fmt: skip
+            "attn_mask": mask,
+            "key_bias": key_bias,
+            "dropout_p": p,
+            "is_causal": bool(ignored.is_causal),
+            "key_lengths": lengths_for_heads(ignored.key_lengths),
+            "rng": seed_from_rng(self.rng) if p > 0 else None,
+        }
 
     def _projections(self) -> list[tuple[Any, Array | None]]:
         """Return weight and bias of each of the three projections, as views."""
@@ -341,9 +362,7 @@ class MultiheadAttention(Module):
         pairs = zip(inputs, self._projections(), strict=True)
         return [self._split(project(x, weight, bias)) for x, (weight, bias) in pairs]
 
-    def _project_backward(
-        self, inputs: Inputs, d_heads: tuple[Array, Array, Array]
-    ) -> tuple[Inputs, Gradients]:
+    def _project_backward(self, inputs: Inputs, d_heads: tuple[Array, ...]) -> tuple[Inputs, Gradients]:
         found = [
             project_backward(self._merge(d), x, weight)
             for d, x, (weight, _) in zip(d_heads, inputs, self._projections(), strict=True)

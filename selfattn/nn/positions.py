@@ -13,14 +13,14 @@ import selfattn as sa
 from selfattn._check import (
     Array,
     Entries,
-    as_gradient,
     as_integers,
     as_sequence,
+    check_gradient,
     check_number,
     check_size,
     layer_dtype,
 )
-from selfattn._docs import repeats
+from selfattn._docs import copy_doc
 from selfattn.engine.rope import read_rope
 from selfattn.functional._products import widened
 from selfattn.nn import init
@@ -60,7 +60,7 @@ class AddedPositions(Module):
         y: Array = x + table[: x.shape[-2]]
         return y
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``; ``dx`` is a copy of ``dy``."""
         x = as_sequence(x, self.d_model, self._rows().dtype)
@@ -171,10 +171,12 @@ class LearnedPositions(AddedPositions):
 
 
 class RotaryEmbedding(Module):
-    """Rotates pairs of columns of row t by angles that grow with t, so that products of queries and keys depend on distances.
+    """Rotates pairs of columns of row t by angles that grow with t.
 
-    Pair n of a row at position t is rotated by t·theta^(−2n/dim). There are no parameters. Queries and keys of each head are
-    rotated after their projection and before attention.
+    So products of queries and keys depend on distances.
+
+    Pair n of a row at position t is rotated by t·theta^(−2n/dim). There are no parameters. Queries and keys of each
+    head are rotated after their projection and before attention.
 
     Parameters
     ----------
@@ -187,8 +189,8 @@ class RotaryEmbedding(Module):
     interleaved : bool, default False
         Pairs are neighbouring columns (2n, 2n + 1), as in the paper; by default columns n and n + dim/2, as in Llama.
     scaling : dict, optional
-        A change of the angles, as ``rope_scaling`` of Transformers' configurations: ``{"rope_type": "linear", "factor": 2.0}``,
-        or of the types "yarn", "llama3" or "longrope".
+        A change of the angles, as ``rope_scaling`` of Transformers' configurations: ``{"rope_type": "linear",
+        "factor": 2.0}``, or of the types "yarn", "llama3" or "longrope".
     dtype : dtype, default float32
 
     Attributes
@@ -284,7 +286,7 @@ class RotaryEmbedding(Module):
         x = as_sequence(x, self.dim, self.cos.dtype)
         return sa.apply_rotary_emb(x, *self._tables(x, positions), self.interleaved)
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(self, x: npt.ArrayLike, positions: npt.ArrayLike | None = None) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, {})``, which rotates the gradient back."""
         x = as_sequence(x, self.dim, self.cos.dtype)
@@ -293,8 +295,7 @@ class RotaryEmbedding(Module):
         )
 
         def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
-            dx = rotary_pullback(as_gradient(dy, y)).x
-            assert dx is not None
+            (dx,) = rotary_pullback(check_gradient(dy, y))
             return dx, {}
 
         return y, pullback

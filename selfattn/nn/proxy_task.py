@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_input
-from selfattn._docs import repeats
+from selfattn._docs import copy_doc
 from selfattn.functional._products import widened
 from selfattn.nn.embedding_model import EmbeddingModel, Sentence, as_batch
 from selfattn.nn.module import Gradients, Module, Pullback
@@ -33,7 +33,8 @@ class ProxyTask(Module):
     ``grads = pullback(-1.0)``. Three lists of n sentences have n confidences; their mean is the loss with
     ``grads = pullback(-1 / n)``. The model computes all sentences in one pass.
 
-    log σ(x) is computed as min(x, 0) − log(1 + exp(−abs(x))), which is finite, and exact up to rounding, for every finite x.
+    log σ(x) is computed as min(x, 0) − log(1 + exp(−abs(x))), which is finite, and exact up to rounding, for every
+    finite x.
 
     References
     ----------
@@ -115,7 +116,7 @@ class ProxyTask(Module):
                     kind = TypeError if isinstance(error, TypeError) else ValueError
                     raise kind(f"triplets[{number}]: {error}") from error
 
-    @repeats(execute)
+    @copy_doc(execute)
     def vjp(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> tuple[Any, Pullback]:
         """Compute the confidence and its pullback, ``d_confidence -> grads``.
 

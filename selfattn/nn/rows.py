@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 import selfattn as sa
 from selfattn import _core
-from selfattn._check import Array, as_gradient, as_input, check_number, check_size, layer_dtype, one_of
-from selfattn._docs import repeats
+from selfattn._check import Array, as_input, check_gradient, check_number, check_size, layer_dtype, one_of
+from selfattn._docs import copy_doc
 from selfattn.functional._products import widened
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
 
@@ -70,7 +70,7 @@ class Norm(Module):
         y: Array = self._function(*self._arguments(x))
         return y
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``."""
         y, norm_pullback = self._function_vjp(*self._arguments(x))
@@ -204,7 +204,7 @@ class Activation(Module):
         array = as_input(x, self.dtype)
         return np.asarray(self._apply(widened(array)), array.dtype)
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, {})``."""
         array = as_input(x, self.dtype)
@@ -212,7 +212,7 @@ class Activation(Module):
 
         @np.errstate(all="ignore")
         def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
-            d = widened(as_gradient(dy, y))
+            d = widened(check_gradient(dy, y))
             return np.asarray(self._back(widened(array), d), array.dtype), {}
 
         return y, pullback

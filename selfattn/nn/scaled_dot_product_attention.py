@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn._check import FLOATS, Array, as_array, as_gradient, as_input, layer_dtype
-from selfattn._docs import repeats
+from selfattn._check import FLOATS, Array, as_array, as_input, check_gradient, layer_dtype
+from selfattn._docs import copy_doc
 from selfattn.functional._gradients import sum_to_shape
 from selfattn.functional._products import widened
 from selfattn.nn._attention import PROJECTIONS, weighted_sum
@@ -27,8 +27,8 @@ class ScaledDotProductAttention(Module):
 
     A score that the mask closes is replaced by −1e9 before the softmax. In a row with an open key, this makes
     its weight 0. In a row without open keys all scores are −1e9, and the weights are *uniform*, where those of
-    :func:`selfattn.scaled_dot_product_attention` are 0. float16 and bfloat16 are computed in float32, so this also holds for
-    them, although −1e9 is −inf in float16.
+    :func:`selfattn.scaled_dot_product_attention` are 0. float16 and bfloat16 are computed in float32, so this also
+    holds for them, although −1e9 is −inf in float16.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class ScaledDotProductAttention(Module):
             raise TypeError(f"dropout must be a module such as nn.Dropout(0.1), not {dropout!r}")
         return self._run(False, (query, key, value), (mask, attn_mask, key_lengths), dropout)[0]
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(
         self,
         query: npt.ArrayLike,
@@ -127,8 +127,8 @@ class ScaledDotProductAttention(Module):
         result : tuple
             ``(values, weights)``, what :meth:`forward` returns.
         pullback : callable
-            ``(dq, dk, dv), {} = pullback(d_values, d_weights=None)``, as :class:`Module` says; gradients are summed over broadcast
-            axes. Without ``d_weights``, the weights were not used.
+            ``(dq, dk, dv), {} = pullback(d_values, d_weights=None)``, as :class:`Module` says; gradients are summed
+            over broadcast axes. Without ``d_weights``, the weights were not used.
         """
         if dropout is not None and not hasattr(dropout, "vjp"):
             raise TypeError(f"dropout must be a module with a vjp, such as nn.Dropout(0.1), not {dropout!r}")
@@ -153,10 +153,10 @@ class ScaledDotProductAttention(Module):
         def pullback(
             d_values: npt.ArrayLike, d_weights: npt.ArrayLike | None = None
         ) -> tuple[Inputs, Gradients]:
-            d_out = widened(as_gradient(d_values, values, "d_values"))
+            d_out = widened(check_gradient(d_values, values, "d_values"))
             d_dropped = d_out @ v.swapaxes(-1, -2)
             if d_weights is not None:
-                d_dropped = d_dropped + as_gradient(d_weights, dropped, "d_weights")
+                d_dropped = d_dropped + check_gradient(d_weights, dropped, "d_weights")
             d_p = d_dropped
             if dropout_pullback is not None:
                 d_p = widened(dropout_pullback(d_dropped.astype(dropped.dtype, copy=False))[0])

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 import selfattn as sa
 from selfattn._check import Array, as_sequence, check_divisor, check_size, layer_dtype, one_of
-from selfattn._docs import repeats
+from selfattn._docs import copy_doc
 from selfattn.nn import init
 from selfattn.nn._attention import (
     ADDITIVE_OPTIONS,
@@ -47,8 +47,8 @@ class SelfAttention(Module):
     d_v : int, optional
         The width of the values, and so of the output, if not d_out.
     score : {"scaled_dot", "dot", "additive"}, default "scaled_dot"
-        The score of a query and a key: their product, divided by √d_out or not, or ``v @ tanh(q + k)``, which takes only
-        ``attn_mask``, ``is_causal``, ``causal``, ``key_lengths`` and ``num_threads``.
+        The score of a query and a key: their product, divided by √d_out or not, or ``v @ tanh(q + k)``, which takes
+        only ``attn_mask``, ``is_causal``, ``causal``, ``key_lengths`` and ``num_threads``.
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
         The source of the weights: query, key, value, then the biases in that order, then ``v``.
@@ -140,9 +140,8 @@ class SelfAttention(Module):
         attn_mask : array_like, optional
             Broadcastable to (..., L, L): True where attention is allowed, or floats that are added to the scores.
         **options
-            ``is_causal``, ``causal``, ``window``, ``key_lengths``, ``softcap``, ``alibi_slopes``, ``sinks``,
-            ``dropout_p``, ``rng`` and ``num_threads`` of :func:`selfattn.scaled_dot_product_attention`; with an
-            additive score ``is_causal``, ``causal``, ``key_lengths`` and ``num_threads``.
+            Those of :func:`selfattn.scaled_dot_product_attention` but ``scale``, ``enable_gqa``, ``block_mask`` and
+            what it returns; with an additive score ``is_causal``, ``causal``, ``key_lengths`` and ``num_threads``.
 
         Returns
         -------
@@ -150,13 +149,17 @@ class SelfAttention(Module):
         """
         x = self._checked(x, options)
         if self.v is not None:
-            return sa.additive_attention(*self._additive_arguments(x), attn_mask=attn_mask, **options)  # type: ignore[no-any-return]
+            arguments = self._additive_arguments(x)
+            return sa.additive_attention(*arguments, attn_mask=attn_mask, **options)  # type: ignore[no-any-return]
         q, k, v = self._project(x)
         y: Array = sa.scaled_dot_product_attention(q, k, v, attn_mask, scale=self._scale(), **options)
         return y
 
     def _additive_arguments(self, x: Array) -> tuple[Any, ...]:
-        """Return the arguments of additive attention; a bias is a last row of a weight, and the input gets a column of ones."""
+        """Return the arguments of additive attention.
+
+        A bias is a last row of a weight, and the input gets a column of ones.
+        """
         value = project(x, self.W_value.T, self.b_value)
         if self.b_query is None or self.b_key is None:
             return x, x, value, self.W_query, self.W_key, self.v
@@ -176,7 +179,7 @@ class SelfAttention(Module):
 
     def _backward(self, x: Array, attention_pullback: Pullback, dy: Array) -> tuple[Array, Gradients]:
         dx, grads = np.zeros_like(x), {}
-        for name, weight, d in zip(PROJECTIONS, self._weights(), attention_pullback(dy)[:3], strict=True):
+        for name, weight, d in zip(PROJECTIONS, self._weights(), attention_pullback(dy), strict=True):
             d_x, d_weight, grads[f"b_{name}"] = project_backward(d, x, weight.T)
             grads[f"W_{name}"] = np.ascontiguousarray(d_weight.T)
             dx += d_x
@@ -191,7 +194,7 @@ class SelfAttention(Module):
     def _scale(self) -> float | None:
         return 1.0 if self.score == "dot" else None
 
-    @repeats(forward)
+    @copy_doc(forward)
     def steps(self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any) -> LayerSteps:
         """Compute the output with every intermediate result, in NumPy: ``num_threads`` has no effect.
 
@@ -208,12 +211,19 @@ class SelfAttention(Module):
         if self.v is None:
             options["scale"] = self._scale()
         return layer_steps(
-            x, self.W_query, self.W_key, self.W_value,
-            b_query=self.b_query, b_key=self.b_key, b_value=self.b_value, v=self.v,
-            attn_mask=attn_mask, **options,
-        )  # fmt: skip
+            x,
+            self.W_query,
+            self.W_key,
+            self.W_value,
+            b_query=self.b_query,
+            b_key=self.b_key,
+            b_value=self.b_value,
+            v=self.v,
+            attn_mask=attn_mask,
+            **options,
+        )
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(
         self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
     ) -> tuple[Array, Pullback]:
@@ -293,12 +303,12 @@ class SelfAttentionBlock(Module):
         ----------
         x : array_like, shape (..., L, d_model)
         attn_mask : array_like, optional
-            Broadcastable to (..., L, L), the same for all heads: True where attention is allowed, or floats that are added to
-            the scores.
+            Broadcastable to (..., L, L), the same for all heads: True where attention is allowed, or floats that are
+            added to the scores.
         **options
-            ``key_lengths``, broadcastable to the leading dims: the number of real tokens of each sequence; the others are
-            padding. ``is_causal``, ``causal``, ``window``, ``softcap``, ``alibi_slopes``, ``sinks``, ``dropout_p``,
-            ``rng`` and ``num_threads`` of :func:`selfattn.scaled_dot_product_attention`.
+            ``key_lengths``, broadcastable to the leading dims: the number of real tokens of each sequence; the others
+            are padding. The others are those of :func:`selfattn.scaled_dot_product_attention` but ``scale``,
+            ``enable_gqa``, ``block_mask`` and what it returns.
 
         Returns
         -------
@@ -306,7 +316,7 @@ class SelfAttentionBlock(Module):
         """
         return self._run(False, x, attn_mask, options)[0]
 
-    @repeats(forward)
+    @copy_doc(forward)
     def steps(self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any) -> LayerSteps:
         """Compute the output with every intermediate result, in NumPy: ``num_threads`` has no effect.
 
@@ -324,13 +334,21 @@ class SelfAttentionBlock(Module):
             attn_mask = mask_for_heads(attn_mask)
             options["key_lengths"] = lengths_for_heads(options.get("key_lengths"))
         return layer_steps(
-            x, self.query.weight.T, self.key.weight.T, self.value.weight.T,
-            b_query=self.query.bias, b_key=self.key.bias, b_value=self.value.bias,
-            num_heads=self.num_heads, residual=True, norm=(self.ln.weight, self.ln.bias, self.ln.eps),
-            attn_mask=attn_mask, **options,
-        )  # fmt: skip
+            x,
+            self.query.weight.T,
+            self.key.weight.T,
+            self.value.weight.T,
+            b_query=self.query.bias,
+            b_key=self.key.bias,
+            b_value=self.value.bias,
+            num_heads=self.num_heads,
+            residual=True,
+            norm=(self.ln.weight, self.ln.bias, self.ln.eps),
+            attn_mask=attn_mask,
+            **options,
+        )
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(
         self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
     ) -> tuple[Array, Pullback]:
@@ -359,7 +377,7 @@ class SelfAttentionBlock(Module):
             d_sum, norm_grads = norm_pullback(dy)
             dx = d_sum.astype(array.dtype)
             grads: dict[str, Gradients] = {}
-            d_attended = attention_pullback(split_heads(d_sum, self.num_heads))[:3]
+            d_attended = attention_pullback(split_heads(d_sum, self.num_heads))
             for name, d, projection_pullback in zip(PROJECTIONS, d_attended, pullbacks, strict=True):
                 d_x, grads[name] = projection_pullback(merge_heads(d))
                 dx += d_x

@@ -7,17 +7,18 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
-from selfattn._check import Array, as_features, as_gradient
-from selfattn._docs import repeats
+from selfattn._check import Array, as_features, check_gradient
+from selfattn._docs import copy_doc
 from selfattn.engine.weights import float_type
-from selfattn.nn._attention import Ignored
+from selfattn.nn._attention import IgnoreMasks
 from selfattn.nn.layers import Dropout
 from selfattn.nn.module import Gradients, Module, Pullback, run
 from selfattn.nn.multihead_attention import MultiheadAttention
 from selfattn.nn.rows import GELU, Activation, LayerNorm, ReLU
 from selfattn.nn.transformer_encoder import ResidualLayer, Stack
 
-# Takes the gradient of a sublayer's output; returns the gradients of its input, the memory, and parameters by submodule.
+# Takes the gradient of a sublayer's output; returns the gradients of its input, the memory, and parameters by
+# submodule.
 Back: TypeAlias = Callable[[Array], tuple[Array, Array | None, dict[str, Gradients]]]
 Sublayer: TypeAlias = Callable[[Array], tuple[Array, Back]]
 ACTIVATIONS: dict[str, Activation] = {"relu": ReLU(), "gelu": GELU()}
@@ -26,13 +27,13 @@ ACTIVATIONS: dict[str, Activation] = {"relu": ReLU(), "gelu": GELU()}
 class TransformerDecoderLayer(ResidualLayer):
     """Self-attention, attention to a memory and a feed-forward network, each with dropout, a residual and a LayerNorm.
 
-    ``x = norm1(x + dropout1(self_attn(x)))``, ``x = norm2(x + dropout2(multihead_attn(x, memory)))``, and ``x = norm3(x +
-    feed_forward(x))`` with ``feed_forward(x) = dropout3(linear2(dropout(activation(linear1(x)))))``. With ``norm_first``
-    the norms come first: ``x = x + dropout1(self_attn(norm1(x)))`` and so on.
+    ``x = norm1(x + dropout1(self_attn(x)))``, ``x = norm2(x + dropout2(multihead_attn(x, memory)))``, and ``x =
+    norm3(x + feed_forward(x))`` with ``feed_forward(x) = dropout3(linear2(dropout(activation(linear1(x)))))``. With
+    ``norm_first`` the norms come first: ``x = x + dropout1(self_attn(norm1(x)))`` and so on.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerDecoderLayer``, defaults included: inputs
-    are (L, N, d_model) unless ``batch_first``, True in a boolean mask means *ignore*, and self-attention is causal only with
-    ``tgt_is_causal`` or a mask. A new layer is in training mode, in which it drops 10 % of its values.
+    are (L, N, d_model) unless ``batch_first``, True in a boolean mask means *ignore*, and self-attention is causal
+    only with ``tgt_is_causal`` or a mask. A new layer is in training mode, in which it drops 10 % of its values.
 
     A layer without memory, as in a GPT, is a :class:`TransformerEncoderLayer` with ``is_causal=True`` in its calls.
 
@@ -106,11 +107,11 @@ class TransformerDecoderLayer(ResidualLayer):
         ndarray, in the shape of ``tgt``
             The values of ignored tokens are undefined.
         """
-        own = Ignored(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths)
-        cross = Ignored(memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths)
+        own = IgnoreMasks(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths)
+        cross = IgnoreMasks(memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths)
         return self._run(False, tgt, memory, own, cross)[0]
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(
         self,
         tgt: npt.ArrayLike,
@@ -125,29 +126,40 @@ class TransformerDecoderLayer(ResidualLayer):
         key_lengths: npt.ArrayLike | None = None,
         memory_key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. The pullback uses the same dropout."""
-        own = Ignored(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths)
-        cross = Ignored(memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths)
+        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``.
+
+        The pullback uses the same dropout.
+        """
+        own = IgnoreMasks(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths)
+        cross = IgnoreMasks(memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths)
         return self._run(True, tgt, memory, own, cross)
 
     def _run(
-        self, keep: bool, tgt: npt.ArrayLike, memory: npt.ArrayLike, own: Ignored, cross: Ignored
+        self, keep: bool, tgt: npt.ArrayLike, memory: npt.ArrayLike, own: IgnoreMasks, cross: IgnoreMasks
     ) -> tuple[Array, Pullback]:
         """Compute the output; self-attention and attention to the memory ignore ``own`` and ``cross``."""
         dtype = float_type(self.linear1.weight)
         x = as_features(tgt, self.d_model, dtype, "tgt")
         memory = as_features(memory, self.d_model, dtype, "memory")
 
-        def attend(name: str, dropout: Dropout, to: Array | None, ignored: Ignored) -> Sublayer:
+        def attend(name: str, dropout: Dropout, to: Array | None, ignored: IgnoreMasks) -> Sublayer:
             """Attend to the memory, or to x itself if ``to`` is None."""
             mask, padding, is_causal, key_lengths = ignored
 
             def sublayer(x: Array) -> tuple[Array, Back]:
                 keys = x if to is None else to
                 (y, _), attention_back = run(
-                    getattr(self, name), keep, x, keys, keys, padding, False, mask,
-                    is_causal=is_causal, key_lengths=key_lengths,
-                )  # fmt: skip
+                    getattr(self, name),
+                    keep,
+                    x,
+                    keys,
+                    keys,
+                    padding,
+                    False,
+                    mask,
+                    is_causal=is_causal,
+                    key_lengths=key_lengths,
+                )
                 y, drop_back = run(dropout, keep, y)
 
                 def back(dy: Array) -> tuple[Array, Array | None, dict[str, Gradients]]:
@@ -161,9 +173,12 @@ class TransformerDecoderLayer(ResidualLayer):
         def feed_forward(x: Array) -> tuple[Array, Back]:
             chain = []
             for name, layer in (
-                ("linear1", self.linear1), ("", ACTIVATIONS[self.activation]), ("", self.dropout),
-                ("linear2", self.linear2), ("", self.dropout3),
-            ):  # fmt: skip
+                ("linear1", self.linear1),
+                ("", ACTIVATIONS[self.activation]),
+                ("", self.dropout),
+                ("linear2", self.linear2),
+                ("", self.dropout3),
+            ):
                 x, layer_back = run(layer, keep, x)
                 chain.append((name, layer_back))
 
@@ -210,7 +225,7 @@ class TransformerDecoderLayer(ResidualLayer):
 
         def back(dy: Array) -> tuple[Array, Array | None, dict[str, Gradients]]:
             if self.norm_first:
-                d_sum = as_gradient(dy, y)
+                d_sum = check_gradient(dy, y)
                 d_normed, d_memory, grads = sublayer_back(d_sum)
                 d_more, norm_grads = norm_back(d_normed)
             else:
@@ -247,7 +262,7 @@ class TransformerDecoder(Stack):
     def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
         super().__init__("decoder_layer", decoder_layer, num_layers, norm)
 
-    @repeats(TransformerDecoderLayer.forward)
+    @copy_doc(TransformerDecoderLayer.forward)
     def forward(
         self,
         tgt: npt.ArrayLike,
@@ -267,15 +282,15 @@ class TransformerDecoder(Stack):
         Parameters
         ----------
         tgt_is_causal, memory_is_causal : bool, optional
-            Token i sees no token after token i of the target, or of the memory; with a mask, both must allow a pair. None is
-            False. (PyTorch then checks whether ``tgt_mask`` is causal, which does not change the result.)
+            Token i sees no token after token i of the target, or of the memory; with a mask, both must allow a pair.
+            None is False. (PyTorch then checks whether ``tgt_mask`` is causal, which does not change the result.)
         """
         masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
         causal = bool(tgt_is_causal), memory_is_causal
         lengths = {"key_lengths": key_lengths, "memory_key_lengths": memory_key_lengths}
         return self._run(False, tgt, memory, *masks, *causal, **lengths)[0]
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(
         self,
         tgt: npt.ArrayLike,
@@ -290,7 +305,10 @@ class TransformerDecoder(Stack):
         key_lengths: npt.ArrayLike | None = None,
         memory_key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. The pullback uses the same dropout."""
+        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``.
+
+        The pullback uses the same dropout.
+        """
         masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
         causal = bool(tgt_is_causal), memory_is_causal
         lengths = {"key_lengths": key_lengths, "memory_key_lengths": memory_key_lengths}

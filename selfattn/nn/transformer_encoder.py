@@ -9,20 +9,19 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, as_features, as_integers, check_divisor, check_size, one_of, seed_from_rng
-from selfattn._docs import repeats
+from selfattn._check import Array, as_features, as_integers, check_divisor, check_size, one_of
+from selfattn._docs import copy_doc
 from selfattn.engine import transformer
-from selfattn.engine.weights import Compact, check_input, float_type, is_compact, kind_of
+from selfattn.engine.weights import check_input, float_type, is_compact, kind_of
 from selfattn.functional._products import plain, widest
 from selfattn.nn import init
-from selfattn.nn._attention import Ignored, mask_from_ignored
+from selfattn.nn._attention import IgnoreMasks, mask_from_ignored
+from selfattn.nn._description import ACTIVATIONS, Description, check_layer, dropouts
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.layers import Dropout, Linear
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, named_gradients, run
 from selfattn.nn.multihead_attention import MultiheadAttention
 from selfattn.nn.rows import LayerNorm, RMSNorm
-
-ACTIVATIONS = ("relu", "gelu")
 
 
 class ResidualLayer(Module):
@@ -169,10 +168,10 @@ class TransformerEncoderLayer(ResidualLayer):
         ndarray, in the shape of ``src``
             The values of ignored tokens are undefined.
         """
-        ignored = Ignored(src_mask, src_key_padding_mask, is_causal, key_lengths)
-        return _Call(self, [self], None, src, ignored).run(False)[0]
+        ignored = IgnoreMasks(src_mask, src_key_padding_mask, is_causal, key_lengths)
+        return _encode(False, self, [self], None, src, ignored)[0]
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(
         self,
         src: npt.ArrayLike,
@@ -183,8 +182,8 @@ class TransformerEncoderLayer(ResidualLayer):
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``. The pullback uses the same dropout."""
-        ignored = Ignored(src_mask, src_key_padding_mask, is_causal, key_lengths)
-        return _Call(self, [self], None, src, ignored).run(True)
+        ignored = IgnoreMasks(src_mask, src_key_padding_mask, is_causal, key_lengths)
+        return _encode(True, self, [self], None, src, ignored)
 
 
 class Stack(Module):
@@ -236,8 +235,8 @@ class TransformerEncoder(Stack):
     """Encoder layers one after the other, and an optional norm at the end.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerEncoder``. As there, the layers are
-    copies of the given one, so all of them start with the same weights, and a new encoder is in training mode. The values of
-    ignored tokens are undefined (in PyTorch they depend on the mode).
+    copies of the given one, so all of them start with the same weights, and a new encoder is in training mode. The
+    values of ignored tokens are undefined (in PyTorch they depend on the mode).
 
     Parameters
     ----------
@@ -272,7 +271,7 @@ class TransformerEncoder(Stack):
         del enable_nested_tensor, mask_check
         super().__init__("encoder_layer", encoder_layer, num_layers, norm)
 
-    def _encode(self, keep: bool, src: npt.ArrayLike, ignored: Ignored) -> tuple[Array, Pullback]:
+    def _encode(self, keep: bool, src: npt.ArrayLike, ignored: IgnoreMasks) -> tuple[Array, Pullback]:
         """Run the layers, in one call of the core if it can compute all of them and the norm."""
         norm: Any = self.norm
         own: list[Any] = [layer for layer in self.layers if type(layer) is TransformerEncoderLayer]
@@ -282,7 +281,7 @@ class TransformerEncoder(Stack):
             known = type(norm) in (LayerNorm, RMSNorm) and norm.weight is not None
             whole = known and norm.normalized_shape == (own[0].d_model,)
         if whole:
-            return _Call(self, own, norm, src, ignored).run(keep)
+            return _encode(keep, self, own, norm, src, ignored)
         *masks, is_causal, key_lengths = ignored
         return self._run(keep, src, *masks, bool(is_causal), key_lengths=key_lengths)
 
@@ -308,9 +307,9 @@ class TransformerEncoder(Stack):
         -------
         ndarray, in the shape of ``src``
         """
-        return self._encode(False, src, Ignored(mask, src_key_padding_mask, is_causal, key_lengths))[0]
+        return self._encode(False, src, IgnoreMasks(mask, src_key_padding_mask, is_causal, key_lengths))[0]
 
-    @repeats(forward)
+    @copy_doc(forward)
     def vjp(
         self,
         src: npt.ArrayLike,
@@ -321,184 +320,93 @@ class TransformerEncoder(Stack):
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``. The pullback uses the same dropout."""
-        return self._encode(True, src, Ignored(mask, src_key_padding_mask, is_causal, key_lengths))
+        return self._encode(True, src, IgnoreMasks(mask, src_key_padding_mask, is_causal, key_lengths))
 
 
-class _Call:
-    """A call of a stack of layers in the core's form: packed rows, settings, one mask.
+def _encode(
+    keep: bool,
+    owner: Module,
+    layers: Sequence[TransformerEncoderLayer],
+    norm: Any,
+    src: npt.ArrayLike,
+    ignored: IgnoreMasks,
+) -> tuple[Array, Any]:
+    """Compute a stack of layers in one call of the core; return the output and, with ``keep``, its pullback.
 
-    The rows are without the padding that ``key_lengths`` marks. Results and gradients have zeros in its places.
+    The core's rows are without the padding that ``key_lengths`` marks. Results and gradients have zeros in its places.
     """
+    first = layers[0]
+    x = as_features(src, first.d_model, float_type(first.linear1.weight), "src")
+    batch_first = first.self_attn.batch_first
+    if x.ndim not in (2, 3):
+        axes = "(N, L, d_model)" if batch_first else "(L, N, d_model)"
+        raise ValueError(f"src must have shape {axes} or (L, d_model), not {x.shape}")
+    for layer in layers:
+        check_layer(layer)
+    named = owner.parameters()
+    parameters = named.values()
+    for parameter in parameters:
+        if is_compact(parameter):
+            check_input(x, kind_of(parameter))
+    result_type = np.result_type(x, *{p.dtype for p in parameters})
+    described = Description(widest(x, *parameters))
 
-    def __init__(
-        self,
-        owner: Module,
-        layers: Sequence[TransformerEncoderLayer],
-        norm: Any,
-        src: npt.ArrayLike,
-        ignored: Ignored,
-    ) -> None:
-        first = layers[0]
-        self.x = x = as_features(src, first.d_model, float_type(first.linear1.weight), "src")
-        self.batch_first = first.self_attn.batch_first
-        if x.ndim not in (2, 3):
-            axes = "(N, L, d_model)" if self.batch_first else "(L, N, d_model)"
-            raise ValueError(f"src must have shape {axes} or (L, d_model), not {x.shape}")
-        for layer in layers:
-            check_layer(layer)
-        self.owner = owner
-        self.named = owner.parameters()
-        parameters = self.named.values()
-        self.dtype = np.result_type(x, *{p.dtype for p in parameters})
-        self.compute = widest(x, *parameters)
-        for parameter in parameters:
-            if is_compact(parameter):
-                check_input(x, kind_of(parameter))
-        by_sequence = self._by_sequence(x)
-        lead, length = by_sequence.shape[:-2], by_sequence.shape[-2]
-        self.shape = (lead[0] if lead else 1, length, x.shape[-1])
-        self.exists = _existing(ignored.key_lengths, lead, length)
-        self.rows = self._packed(by_sequence)
-        lengths = np.full(self.shape[0], length) if self.exists is None else self.exists.sum(axis=1)
-        present = np.flatnonzero(lengths)
-        self.cu_seqlens = np.concatenate([[0], np.cumsum(lengths[present])]).astype(np.int64)
-        heads = first.self_attn.num_heads
-        allowed, key_bias = mask_from_ignored(ignored, lead, heads, (length, length), self.compute)
-        if key_bias is not None:
-            key_bias = key_bias.reshape(self.shape[:2])[present]
-        self.described = Description(self.compute)
-        self.model = transformer.Transformer(
-            tuple(self.described.layer(layer, bool(ignored.is_causal)) for layer in layers),
-            final_norm=None if norm is None else self.described.norm(norm),
-            mask=self._mask(allowed, present),
-            key_bias=key_bias if len(present) else None,
-        )
-
-    def _by_sequence(self, x: Array) -> Array:
+    def by_sequence(rows: Array) -> Array:
         """View (L, N, d) as (N, L, d), and back."""
-        return x.swapaxes(0, 1) if x.ndim == 3 and not self.batch_first else x
+        return rows.swapaxes(0, 1) if rows.ndim == 3 and not batch_first else rows
 
-    def _mask(self, mask: Array | None, present: Array) -> Array | None:
-        """View a mask that is broadcastable to (N, heads, L, L) with four axes; leave out empty sequences."""
-        if mask is None:
-            return None
-        length = self.shape[1]
-        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-        mask = np.broadcast_to(mask, (*mask.shape[:2], length, length))
-        return mask if len(mask) in (1, len(present)) else mask[present]
+    *lead, length, d = by_sequence(x).shape
+    shape = (lead[0] if lead else 1, length, d)
+    exists = _existing(ignored.key_lengths, tuple(lead), length)
 
-    def _packed(self, by_sequence: Array) -> Array:
+    def packed(rows: Array) -> Array:
         """Return the rows of real tokens, as the core takes them."""
-        every = by_sequence.reshape(self.shape)
-        rows = every.reshape(-1, self.shape[-1]) if self.exists is None else every[self.exists]
-        return plain(rows, self.compute)
+        every = by_sequence(rows).reshape(shape)
+        return plain(every.reshape(-1, d) if exists is None else every[exists], described.dtype)
 
-    def _unpacked(self, rows: Array) -> Array:
+    def unpacked(rows: Array) -> Array:
         """Return the rows in the shape of the input, with zeros for padding."""
-        if self.exists is None:
-            every = rows.reshape(self.shape)
+        if exists is None:
+            every = rows.reshape(shape)
         else:
-            every = np.zeros(self.shape, rows.dtype)
-            every[self.exists] = rows
-        y = self._by_sequence(every.reshape(self._by_sequence(self.x).shape))
-        return np.ascontiguousarray(y, self.dtype)
+            every = np.zeros(shape, rows.dtype)
+            every[exists] = rows
+        y = by_sequence(every.reshape(by_sequence(x).shape))
+        return np.ascontiguousarray(y, result_type)
 
-    def run(self, keep: bool) -> tuple[Array, Any]:
-        """Compute the output and, with ``keep``, its pullback."""
-        if not keep:
-            return self._unpacked(transformer.forward(self.model, self.rows, self.cu_seqlens)), None
-        rows, core_back = self.described.vjp(self.model, self.rows, self.cu_seqlens)
-        y = self._unpacked(rows)
+    lengths = np.full(shape[0], length) if exists is None else exists.sum(axis=1)
+    present = np.flatnonzero(lengths)
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths[present])]).astype(np.int64)
+    heads = first.self_attn.num_heads
+    allowed, key_bias = mask_from_ignored(ignored, tuple(lead), heads, (length, length), described.dtype)
+    if key_bias is not None:
+        key_bias = key_bias.reshape(shape[:2])[present]
+    model = transformer.Transformer(
+        tuple(described.layer(layer, bool(ignored.is_causal)) for layer in layers),
+        final_norm=None if norm is None else described.norm(norm),
+    )
+    call = transformer.Call(
+        mask=None if allowed is None else _four_axes(allowed, length, present),
+        key_bias=key_bias if len(present) else None,
+        dropout=dropouts(layers),
+    )
+    rows, core_back = described.compute(keep, model, packed(x), cu_seqlens, call)
+    y = unpacked(rows)
+    if not keep:
+        return y, None
 
-        def backward(dy: Array) -> tuple[Array, Gradients]:
-            dx, pairs = core_back(self._packed(self._by_sequence(dy)))
-            return self._unpacked(dx).astype(self.x.dtype, copy=False), named_gradients(self.named, pairs)
+    def backward(dy: Array) -> tuple[Array, Gradients]:
+        dx, pairs = core_back(packed(dy))
+        return unpacked(dx).astype(x.dtype, copy=False), named_gradients(named, pairs)
 
-        return y, checked_pullback(self.owner, y, self.named.values(), backward)
-
-
-class Description:
-    """Describes layers to the core; it remembers which parameter each of the core's arrays comes from, for the gradients."""
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.dtype = dtype
-        # Keys are ids of arrays that the core reads; values are the array and its parameter.
-        self.origins: dict[int, tuple[Array, Array]] = {}
-
-    def array(self, parameter: Any) -> Any:
-        """Return a parameter as the core reads it; 16-bit floats become float32."""
-        if parameter is None or isinstance(parameter, Compact):
-            return parameter
-        taken = plain(parameter, self.dtype)
-        self.origins[id(taken)] = taken, parameter
-        return taken
-
-    def projection(self, weight: Any, bias: Array | None) -> transformer.Projection:
-        """Describe a product."""
-        return transformer.Projection(self.array(weight), self.array(bias))
-
-    def norm(self, norm: Any) -> transformer.Norm:
-        """Describe a LayerNorm or RMSNorm with a weight."""
-        if isinstance(norm, RMSNorm):
-            eps = np.finfo(self.dtype).eps if norm.eps is None else norm.eps
-            return transformer.Norm(self.array(norm.weight), None, float(eps), "rms")
-        return transformer.Norm(self.array(norm.weight), self.array(norm.bias), norm.eps)
-
-    def layer(self, layer: TransformerEncoderLayer, is_causal: bool) -> transformer.Layer:
-        """Describe a layer in its current mode; dropout gets a new seed."""
-        attention, linear1, linear2 = layer.self_attn, layer.linear1, layer.linear2
-        first, wide, last = (
-            own.p if own.training else 0.0 for own in (layer.dropout1, layer.dropout, layer.dropout2)
-        )
-        drops = (attention.dropout if attention.training else 0.0, first, wide, last)
-        # The core takes rounded query, key and value separately.
-        inputs: list[tuple[Any, Array | None]] = [(attention.in_proj_weight, attention.in_proj_bias)]
-        if is_compact(inputs[0][0]):
-            inputs = attention._projections()
-        query, *others = [self.projection(weight, bias) for weight, bias in inputs]
-        key, value = others or (None, None)
-        return transformer.Layer(
-            attention.num_heads, query, key, value,
-            output=self.projection(attention.out_proj._operand("weight"), attention.out_proj.bias),
-            attention_norm=self.norm(layer.norm1),
-            up=self.projection(linear1._operand("weight"), linear1.bias),
-            down=self.projection(linear2._operand("weight"), linear2.bias),
-            feed_forward_norm=self.norm(layer.norm2), norm_first=layer.norm_first,
-            activation="relu" if layer.activation == "relu" else "gelu", causal=is_causal, dropout=drops,
-            seed=seed_from_rng(attention.rng) if any(drops) else 0,
-        )  # fmt: skip
-
-    def vjp(self, model: transformer.Transformer, inputs: Array, cu_seqlens: Array) -> tuple[Array, Any]:
-        """Compute the rows of a model, and ``dy -> (dx, pairs (parameter, gradient))``."""
-        rows, core_back = transformer.vjp(model, inputs, cu_seqlens)
-
-        def back(dy: Array) -> tuple[Array, list[tuple[Array, Array]]]:
-            dx, grads, _ = core_back(dy)
-            taken = zip(transformer.arrays(model), grads, strict=True)
-            return dx, [(self.origins[id(array)][1], grad) for array, grad in taken]
-
-        return rows, back
+    return y, checked_pullback(owner, y, parameters, backward)
 
 
-def check_layer(layer: TransformerEncoderLayer) -> None:
-    """Refuse a layer with submodules that the core cannot compute."""
-    kinds = {
-        "self_attn": MultiheadAttention, "norm1": LayerNorm, "linear1": Linear, "linear2": Linear, "norm2": LayerNorm,
-        "dropout": Dropout, "dropout1": Dropout, "dropout2": Dropout,
-    }  # fmt: skip
-    why = "the core computes the layer as a whole; for other modules, compose a layer of your own"
-    for name, kind in kinds.items():
-        if (found := type(getattr(layer, name))) is not kind:
-            wanted = f"a {kind.__name__}, not {found.__name__}"
-            raise TypeError(f"{name} of a TransformerEncoderLayer must be {wanted}: {why}")
-    for name, lacks, wanted in (
-        ("norm1", layer.norm1.weight is None, "a weight"),
-        ("norm2", layer.norm2.weight is None, "a weight"),
-        ("self_attn", layer.self_attn.in_proj_weight is None, "keys and values as wide as its queries"),
-    ):
-        if lacks:
-            raise ValueError(f"{name} of a TransformerEncoderLayer must have {wanted}: {why}")
-    one_of("activation", layer.activation, ACTIVATIONS)
+def _four_axes(mask: Array, length: int, present: Array) -> Array:
+    """View a mask that is broadcastable to (N, heads, L, L) with four axes; leave out empty sequences."""
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    mask = np.broadcast_to(mask, (*mask.shape[:2], length, length))
+    return mask if len(mask) in (1, len(present)) else mask[present]
 
 
 def _existing(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], length: int) -> Array | None:

@@ -1,7 +1,7 @@
 """Schedules of the learning rate, as ``torch.optim.lr_scheduler`` computes them, to the bit.
 
-A scheduler sets the optimiser's learning rate when it is made, and again at each :meth:`LRScheduler.step`, which is called
-after each step of the optimiser, or after each epoch if its numbers count epochs.
+A scheduler sets the optimiser's learning rate when it is made, and again at each :meth:`LRScheduler.step`, which is
+called after each step of the optimiser, or after each epoch if its numbers count epochs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class LRScheduler:
     optimizer : Optimizer
         The schedule begins with its learning rate, and changes it.
     last_epoch : int, default -1
-        The number of the step before the first. Numbers other than -1 need an optimizer that had a scheduler before; to continue
-        a training, load the ``state_dict`` instead.
+        The number of the step before the first. Numbers other than -1 need an optimizer that had a scheduler before;
+        to continue a training, load the ``state_dict`` instead.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class LRScheduler:
             raise ValueError(f"the state of this {kind} must have the states of {count} schedulers")
         for name in self._saved:
             mine = getattr(self, name)
-            if not _alike(state[name], mine):
+            if not _can_replace(state[name], mine):
                 raise ValueError(
                     f"{name} in the state of a {kind} must be like {mine!r}, not {state[name]!r:.80}"
                 )
@@ -223,10 +223,10 @@ class LinearLR(LRScheduler):
         total_iters: int = 5,
         last_epoch: int = -1,
     ) -> None:
-        self.start_factor = _within(
+        self.start_factor = _checked_number(
             "start_factor", start_factor, lambda x: 0 < x <= 1, "above 0 and at most 1"
         )
-        self.end_factor = _within("end_factor", end_factor, lambda x: 0 <= x <= 1, "from 0 to 1")
+        self.end_factor = _checked_number("end_factor", end_factor, lambda x: 0 <= x <= 1, "from 0 to 1")
         self.total_iters = check_size("total_iters", total_iters)
         super().__init__(optimizer, last_epoch)
 
@@ -310,8 +310,8 @@ class OneCycleLR(LRScheduler):
         The share of the steps in which the learning rate rises.
     anneal_strategy : {"cos", "linear"}, default "cos"
     cycle_momentum : bool, default True
-        Whether momentum, or the first of ``betas``, changes between ``max_momentum`` and ``base_momentum``, falling while the
-        learning rate rises.
+        Whether momentum, or the first of ``betas``, changes between ``max_momentum`` and ``base_momentum``, falling
+        while the learning rate rises.
     base_momentum : float, default 0.85
     max_momentum : float, default 0.95
     div_factor : float, default 25.0
@@ -323,7 +323,8 @@ class OneCycleLR(LRScheduler):
 
     References
     ----------
-    Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates", 2019, section 4.
+    Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates", 2019,
+    section 4.
 
     Examples
     --------
@@ -366,15 +367,15 @@ class OneCycleLR(LRScheduler):
             raise ValueError("OneCycleLR needs total_steps, or epochs and steps_per_epoch")
         else:
             self.total_steps = check_size("epochs", epochs) * check_size("steps_per_epoch", steps_per_epoch)
-        share = _within("pct_start", pct_start, lambda x: 0 <= x <= 1, "from 0 to 1")
+        share = _checked_number("pct_start", pct_start, lambda x: 0 <= x <= 1, "from 0 to 1")
         self.anneal_strategy = one_of("anneal_strategy", anneal_strategy, ("cos", "linear"))
         self.cycle_momentum = bool(cycle_momentum)
         self._momentum = "betas" if hasattr(optimizer, "betas") else "momentum"
         if self.cycle_momentum and not hasattr(optimizer, self._momentum):
             raise ValueError("the optimizer has neither betas nor momentum; pass cycle_momentum=False")
         below_1: Any = (lambda x: 0 <= x < 1, "at least 0 and below 1")
-        high = _within("max_momentum", max_momentum, *below_1)
-        low = _within("base_momentum", base_momentum, *below_1)
+        high = _checked_number("max_momentum", max_momentum, *below_1)
+        low = _checked_number("base_momentum", base_momentum, *below_1)
         top = not_negative("max_lr", max_lr)
         factors = check_number("div_factor", div_factor), check_number("final_div_factor", final_div_factor)
         if not all(0 < factor < math.inf for factor in factors):
@@ -515,7 +516,7 @@ def _checked(optimizer: Any) -> Optimizer:
     return optimizer
 
 
-def _within(name: str, value: Any, fits: Callable[[float], bool], words: str) -> float:
+def _checked_number(name: str, value: Any, fits: Callable[[float], bool], words: str) -> float:
     """Check the bounds of a number, and return it."""
     number = check_number(name, value)
     if not fits(number):
@@ -528,10 +529,12 @@ def _copied(value: Any) -> Any:
     return [_copied(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _alike(value: Any, example: Any) -> bool:
+def _can_replace(value: Any, example: Any) -> bool:
     """Return whether a saved value can replace a value: both are numbers, or lists of the same length."""
     if isinstance(example, list):
-        return isinstance(value, list) and len(value) == len(example) and all(map(_alike, value, example))
+        return (
+            isinstance(value, list) and len(value) == len(example) and all(map(_can_replace, value, example))
+        )
     if isinstance(example, str | bool):
         return type(value) is type(example)
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.array_utils import byte_bounds
 
 from selfattn import _core
 from selfattn._check import Array, as_array, check_number, warn
@@ -20,6 +21,22 @@ Targets: TypeAlias = list[Array | None] | None
 CHUNK = 4096  # a chunk of this many elements is summed in their dtype; chunks are added in float64
 # From the dtype of a parameter to the dtype in which its updates are computed.
 COMPUTED_IN = {"float16": FLOAT32, "bfloat16": FLOAT32, "float32": FLOAT32, "float64": FLOAT64}
+
+
+@_core._record
+class Update(NamedTuple):
+    """What a step of the core does; the core reads it by the names of its fields (csrc/python/optimizer.c)."""
+
+    kind: Literal["sgd", "adam"]
+    lr: float
+    weight_decay: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    beta1: float = 0.0
+    beta2: float = 0.0
+    eps: float = 0.0
+    decoupled: bool = False  # the decay shrinks the parameter and is not added to the gradient
 
 
 class Optimizer:
@@ -53,6 +70,7 @@ class Optimizer:
                 raise TypeError(
                     f"params[{name!r}] must be an ndarray of floats (float16 to float64), not {array!r}"
                 )
+        _check_apart(params)
         self.params = dict(params)
         self.stepped = False
         self.lr = lr
@@ -81,7 +99,8 @@ class Optimizer:
         Parameters
         ----------
         grads : mapping of str to array_like
-            By name. A parameter without a gradient does not change, nor does its state. No gradients at all are a warning.
+            By name. A parameter without a gradient does not change, nor does its state. No gradients at all are a
+            warning.
 
         Raises
         ------
@@ -92,8 +111,10 @@ class Optimizer:
             below 0, an infinite one or NaN. Nothing has been written then.
         """
         if not isinstance(grads, Mapping):
-            raise TypeError(f"grads must be a mapping of names to gradients, as a pullback returns them, not "
-                            f"{type(grads).__name__}")  # fmt: skip
+            raise TypeError(
+                f"grads must be a mapping of names to gradients, as a pullback returns them, not "
+                f"{type(grads).__name__}"
+            )
         if not grads:
             give = "give it the dict that the pullback of vjp returned"
             warn(f"optimizer.step was given no gradients, so nothing moves; {give}")
@@ -127,6 +148,10 @@ class Optimizer:
                 )
             if array.dtype.kind in "bcOSTUmM":
                 raise TypeError(f"the gradient of {name} must hold floats, not {array.dtype}")
+            if not parameter.flags.writeable:
+                raise ValueError(
+                    f"the parameter {name} is read-only; give the optimizer a copy, which can be written"
+                )
             gradients[i] = plain(array, self._computed_in[name])
             parameters[i] = plain(parameter, self._computed_in[name])
             targets.append(None if parameters[i] is parameter else np.asarray(parameter))
@@ -166,8 +191,8 @@ class Optimizer:
         Raises
         ------
         ValueError
-            It has another layout than :meth:`state_dict`, belongs to another optimiser or other parameters, or a shape, dtype or
-            option is wrong.
+            It has another layout than :meth:`state_dict`, belongs to another optimiser or other parameters, or a
+            shape, dtype or option is wrong.
         TypeError
             A value in it has a wrong type.
         """
@@ -221,8 +246,8 @@ class Optimizer:
     def _move(self, names: list[str], parameters: Arrays, gradients: Arrays, targets: Targets) -> None:
         """Update all parameters and their states by a step; the arrays are contiguous, float32 or float64.
 
-        Where a parameter is a copy, ``targets`` has the original, which is also written. A step is taken as a whole or, without
-        memory, not at all: nothing may allocate after the core has begun.
+        Where a parameter is a copy, ``targets`` has the original, which is also written. A step is taken as a whole
+        or, without memory, not at all: nothing may allocate after the core has begun.
         """
         raise NotImplementedError
 
@@ -288,10 +313,15 @@ class SGD(Optimizer):
         velocities = self._states("momentum_buffer", names, parameters) if self.momentum else None
         kept = zip(names, velocities or (), strict=False)
         state = self.state | {name: {"momentum_buffer": velocity} for name, velocity in kept}
-        _core._sgd_step(
-            parameters, gradients, velocities, steps,
-            self.lr, self.momentum, self.dampening, self.weight_decay, self.nesterov, targets,
-        )  # fmt: skip
+        update = Update(
+            "sgd",
+            self.lr,
+            self.weight_decay,
+            momentum=self.momentum,
+            dampening=self.dampening,
+            nesterov=self.nesterov,
+        )
+        _core._update(update, parameters, gradients, velocities, None, steps, targets)
         self.state = state
 
 
@@ -349,10 +379,16 @@ class Adam(Optimizer):
             name: {"step": step, "exp_avg": mean, "exp_avg_sq": square}
             for name, step, mean, square in zip(names, steps, means, squares, strict=True)
         }
-        _core._adam_step(
-            parameters, gradients, means, squares, steps,
-            self.lr, *self.betas, self.eps, self.weight_decay, self._fixed["decoupled_weight_decay"], targets,
-        )  # fmt: skip
+        update = Update(
+            "adam",
+            self.lr,
+            self.weight_decay,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            eps=self.eps,
+            decoupled=self._fixed["decoupled_weight_decay"],
+        )
+        _core._update(update, parameters, gradients, means, squares, steps, targets)
         self.state = state
 
 
@@ -396,8 +432,8 @@ def clip_grad_norm_(
 ) -> float:
     """Scale gradients, in place, so that the norm of all of them together is at most ``max_norm``.
 
-    Like ``torch.nn.utils.clip_grad_norm_``, it multiplies them by min(1, max_norm / (norm + 10⁻⁶)), but it takes the gradients,
-    not the parameters.
+    Like ``torch.nn.utils.clip_grad_norm_``, it multiplies them by min(1, max_norm / (norm + 10⁻⁶)), but it takes the
+    gradients, not the parameters.
 
     Parameters
     ----------
@@ -459,6 +495,21 @@ def clip_grad_norm_(
     if not factor >= 1:  # NaN too
         _core._scale(tuple(arrays), tuple(float(array.dtype.type(factor)) for array in arrays))
     return norm
+
+
+def _check_apart(params: Mapping[str, Array]) -> None:
+    """Raise if two parameters share memory: each step would move the same numbers twice."""
+    bounds = sorted((*byte_bounds(array), name) for name, array in params.items() if array.size)
+    before: list[tuple[int, str]] = []  # the ends and names of those that may reach into the next one
+    for low, high, name in bounds:
+        before = [(end, other) for end, other in before if end > low]
+        for _, other in before:
+            if np.shares_memory(params[other], params[name]):
+                raise ValueError(
+                    f"the parameters {other} and {name} share memory, so a step would move the same numbers twice; "
+                    "register one array in both places, or a copy"
+                )
+        before.append((high, name))
 
 
 def _is_writable_kind(array: Any) -> bool:

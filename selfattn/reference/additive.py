@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array
-from selfattn._gradients import AdditiveGradients
-from selfattn.reference.arguments import dtypes, like, prepare
-from selfattn.reference.attention import Attended, attend, weighted_sum
-from selfattn.reference.dropout import Array
+from selfattn._gradient_tuples import AdditiveGradients
+from selfattn.reference.arrays import Array, convert, like
+from selfattn.reference.attention import AttentionValues, attend, weighted_sum
+from selfattn.reference.call import attention_call
 
 
 def additive_attention(
@@ -46,7 +45,7 @@ def additive_attention(
     array([[1.539],
            [1.505]])
     """
-    arrays, result = _read((query, key, value, w_query, w_key, v), compute_dtype)
+    arrays, result = convert(compute_dtype, query, key, value, w_query, w_key, v)
     found, *_ = _forward(arrays, masks)
     results = [found.output.astype(result), *([found.lse] if return_lse else [])]
     results += [found.weights.astype(result)] if return_weights else []
@@ -83,14 +82,14 @@ def additive_attention_vjp(
     np.float64(2.0)
     """
     given = query, key, value, w_query, w_key, v
-    arrays, result = _read(given, compute_dtype)
+    arrays, result = convert(compute_dtype, *given)
     q, k, values, w_q, w_k, w_v = arrays
     found, tangents, allowed = _forward(arrays, masks)
     out, weights = found.output, found.weights
 
     @np.errstate(all="ignore")
     def pullback(grad_out: npt.ArrayLike) -> AdditiveGradients:
-        d_out = as_array("grad_out", grad_out).astype(out.dtype)
+        d_out = np.asarray(grad_out, out.dtype)
         d_weights = np.where(allowed, d_out @ np.swapaxes(values, -1, -2), 0)
         delta = (out * d_out).sum(axis=-1, keepdims=True)
         d_scores = np.where(allowed, weights * (d_weights - delta), 0)[..., None]
@@ -110,26 +109,19 @@ def additive_attention_vjp(
     return out.astype(result), pullback
 
 
-def _read(
-    given: tuple[npt.ArrayLike, ...], compute_dtype: npt.DTypeLike | None
-) -> tuple[list[Array], np.dtype[Any]]:
-    """Return the six arrays in the precision of the computation, and the dtype of the result."""
-    named = {name: as_array(name, x) for name, x in zip(AdditiveGradients._fields, given, strict=True)}
-    compute, result = dtypes(compute_dtype, named)
-    return [x.astype(compute) for x in named.values()], result
-
-
 def additive_scores(query: Array, key: Array, v: Array) -> tuple[Array, Array]:
-    """Return the scores (..., L, S) of projected queries (..., L, A) and keys (..., S, A), and tangents (..., L, S, A)."""
+    """Return the scores of projected queries and keys, and tangents.
+
+    Queries are (..., L, A), keys (..., S, A), scores (..., L, S) and tangents (..., L, S, A).
+    """
     tangents = np.tanh(query[..., :, None, :] + key[..., None, :, :])
     return tangents @ v, tangents
 
 
 @np.errstate(all="ignore")
-def _forward(arrays: list[Array], masks: dict[str, Any]) -> tuple[Attended, Array, Array]:
+def _forward(arrays: list[Array], masks: dict[str, Any]) -> tuple[AttentionValues, Array, Array]:
     """Return the results of attention, the tangents, and which pairs are allowed."""
     q, k, value, w_q, w_k, w_v = arrays
     scores, tangents = additive_scores(q @ w_q, k @ w_k, w_v)
-    options: dict[str, Any] = {"attn_mask": None, "is_causal": False, "dropout_p": 0.0} | masks
-    call = prepare(q[..., :0], k[..., :0], value, **options, scale=1.0, compute_dtype=value.dtype)
+    call = attention_call(q[..., :0], k[..., :0], value, **masks, scale=1.0, compute_dtype=value.dtype)
     return attend(call, scores), tangents, call.allowed

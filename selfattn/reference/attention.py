@@ -1,6 +1,13 @@
 """Attention in plain NumPy: the definition, line by line.
 
-Shape letters, precision, NaN: see :mod:`selfattn.reference`.
+Shape letters, precision, NaN: see :mod:`selfattn.reference`; `call.py` defines which pairs masks allow.
+
+References
+----------
+Vaswani et al., "Attention Is All You Need", 2017, equation 1. ALiBi: Press et al., "Train Short, Test Long", 2022,
+section 3. Grouped queries: Ainslie et al., "GQA", 2023, section 2.2. Soft-capping: Gemma Team, "Gemma 2", 2024,
+section 2. Sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024, equation 2 gives the
+idea (a one in the denominator); here its logarithm is learned per head, as in OpenAI's gpt-oss.
 """
 
 from __future__ import annotations
@@ -11,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array
-from selfattn.reference.arguments import Call, dtypes, prepare
-from selfattn.reference.dropout import Array
+from selfattn.reference.arrays import Array, convert
+from selfattn.reference.call import Call, attention_call
 
 
 @np.errstate(all="ignore")
@@ -29,22 +35,16 @@ def scaled_dot_product_attention(
     return_weights: bool = False,
     **options: Any,
 ) -> Any:
-    """Compute for every query a weighted mean of the values; a weight is large if the query is similar to the value's key.
+    """Compute for every query a weighted mean of the values; those of similar keys have large weights.
 
-    The score of query i and key j is computed in this order: ``scale * (query[i] @ key[j])``, then ``softcap``,
-    then ALiBi, then a float mask; then every mask that forbids the pair. The softmax over j of the scores are the weights.
+    ::
 
-    Arguments, results and errors are those of :func:`selfattn.scaled_dot_product_attention`;
-    :func:`~selfattn.reference.arguments.prepare` checks them. Two arguments exist only here: ``compute_dtype`` (see the top of
-    the package), and ``first_head``, the number of the first head in dropout (see :func:`dropout_keep_mask`).
+        scores  = scale * query @ key.T    # soft-capped; + ALiBi; + float mask; -inf where a mask forbids the pair
+        weights = softmax(scores)          # a sink adds to the denominator; dropout comes after it
+        output  = weights @ value
 
-    References
-    ----------
-    Vaswani et al., "Attention Is All You Need", 2017, equation 1. ALiBi: Press et al., "Train Short, Test
-    Long", 2022, section 3. Grouped queries: Ainslie et al., "GQA", 2023, section 2.2. Soft-capping: Gemma
-    Team, "Gemma 2", 2024, section 2. Sinks: Xiao et al., "Efficient Streaming Language Models with
-    Attention Sinks", 2024, equation 2 gives the idea (a one in the denominator); here its logarithm is
-    learned per head, as in OpenAI's gpt-oss.
+    Two options exist only here: ``compute_dtype`` (see the top of the package), and ``first_head``, the number of the
+    first head in dropout (see :func:`dropout_keep_mask`).
 
     Examples
     --------
@@ -54,41 +54,40 @@ def scaled_dot_product_attention(
     >>> query, key = np.array([[1.0, 0.0]]), np.array([[2.0, 0.0], [0.0, 2.0]])
     >>> value = np.array([[10.0], [20.0]])
     >>> out, weights = scaled_dot_product_attention(query, key, value, return_weights=True)
-    >>> weights.round(3)
-    array([[0.804, 0.196]])
-    >>> out.round(3)
-    array([[11.956]])
+    >>> weights.round(3), out.round(3)
+    (array([[0.804, 0.196]]), array([[11.956]]))
     >>> scaled_dot_product_attention(query, key, value, attn_mask=[[False, True]])
     array([[20.]])
     """
-    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    call = attention_call(query, key, value, attn_mask, dropout_p, is_causal, **options)
     found = attend(call, dot_products(call.query, call.key))
     results = [found.output.astype(call.result_dtype, order="C")]
     if return_lse:
         results.append(found.lse)
     if return_weights:
-        results.append(found.dropped.astype(call.result_dtype, order="C"))
+        results.append(found.dropped_weights.astype(call.result_dtype, order="C"))
     return results[0] if len(results) == 1 else tuple(results)
 
 
-class Attended(NamedTuple):
+class AttentionValues(NamedTuple):
     """The results of :func:`attend`, in their order."""
 
-    scaled: Array  # (..., L, S), soft-capped too
-    scores: Array  # (..., L, S), masked
+    scaled_scores: Array  # (..., L, S), soft-capped too
+    masked_scores: Array  # (..., L, S)
     weights: Array  # (..., L, S)
     lse: Array  # (..., L)
-    dropped: Array  # (..., L, S)
+    dropped_weights: Array  # (..., L, S)
     output: Array  # (..., L, Ev)
 
 
-def attend(call: Call, products: Array) -> Attended:
+def attend(call: Call, scores: Array) -> AttentionValues:
     """Compute attention from the products of queries and keys, (..., L, S), or from other scores."""
-    scaled = scaled_scores(products, call.scale, call.softcap)
-    scores = masked_scores(scaled, call.allowed, call.bias, call.alibi_slopes, call.offset)
-    weights, lse = attention_weights(scores, call.allowed, call.sinks)
+    scaled = scaled_scores(scores, call.scale, call.softcap)
+    masked = masked_scores(scaled, call.allowed, call.bias, call.alibi_slopes, call.offset)
+    weights, lse = attention_weights(masked, call.allowed, call.sinks)
     dropped = drop_weights(weights, call.keep, call.dropout_p)
-    return Attended(scaled, scores, weights, lse, dropped, weighted_sum(dropped, call.value, call.allowed))
+    output = weighted_sum(dropped, call.value, call.allowed)
+    return AttentionValues(scaled, masked, weights, lse, dropped, output)
 
 
 def dot_products(query: Array, key: Array) -> Array:
@@ -129,10 +128,10 @@ def masked_scores(
 def attention_weights(scores: Array, allowed: Array, sinks: Array | None = None) -> tuple[Array, Array]:
     """Take the softmax over the keys: weights (..., L, S), and the log of their denominators, lse (..., L).
 
-    ``exp(score) / sum(exp(score))``, after the maximum is subtracted from the scores, which only avoids overflow. ``sinks``
-    (...,) add ``exp(sink)`` to the denominator. If no key is allowed (or all allowed scores are -inf) and there is no sink,
-    the denominator is 0: then weights are 0 and lse is -inf. A NaN score makes the weights of its row NaN, but those of
-    forbidden keys stay 0.
+    ``exp(score) / sum(exp(score))``, after the maximum is subtracted from the scores, which only avoids overflow.
+    ``sinks`` (...,) add ``exp(sink)`` to the denominator. If no key is allowed (or all allowed scores are -inf) and
+    there is no sink, the denominator is 0: then weights are 0 and lse is -inf. A NaN score makes the weights of its
+    row NaN, but those of forbidden keys stay 0.
     """
     sink = scores.dtype.type(-np.inf) if sinks is None else sinks[..., None, None]
     top = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sink)
@@ -205,14 +204,13 @@ def merge_attention(
     >>> np.allclose(out, scaled_dot_product_attention(query, key, value))
     True
     """
-    arrays = [as_array(f"outs[{n}]", out) for n, out in enumerate(outs)]
-    compute, result = dtypes(compute_dtype, {f"outs[{n}]": out for n, out in enumerate(arrays)})
-    out_n = np.stack([out.astype(compute) for out in arrays])
-    lse_n = np.stack([as_array("lses", lse).astype(compute) for lse in lses])
+    arrays, result = convert(compute_dtype, *outs)
+    out_n = np.stack(arrays)
+    lse_n = np.stack([np.asarray(lse, out_n.dtype) for lse in lses])
     top = lse_n.max(axis=0)
-    top = np.where(top == -np.inf, compute.type(0), top)
+    top = np.where(top == -np.inf, lse_n.dtype.type(0), top)
     parts = np.exp(lse_n - top)
     total = parts.sum(axis=0)
-    share = np.where(total == 0, compute.type(0), parts / total)[..., None]
-    terms = np.where(lse_n[..., None] == -np.inf, compute.type(0), share * out_n)
+    share = np.where(total == 0, lse_n.dtype.type(0), parts / total)[..., None]
+    terms = np.where(lse_n[..., None] == -np.inf, lse_n.dtype.type(0), share * out_n)
     return terms.sum(axis=0).astype(result), np.log(total) + top

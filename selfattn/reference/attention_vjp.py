@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array
-from selfattn._gradients import AttentionGradients
-from selfattn.reference.arguments import like, prepare
+from selfattn._gradient_tuples import AttentionGradients
+from selfattn.reference.arrays import Array, like
 from selfattn.reference.attention import attend, dot_products, drop_weights, weighted_sum
-from selfattn.reference.dropout import Array
+from selfattn.reference.call import attention_call
 
 
 @np.errstate(all="ignore")
@@ -44,7 +43,8 @@ def scaled_dot_product_attention_vjp(
 
     and at the end a sum over broadcast axes.
 
-    The pullback takes ``(grad_out, grad_lse=None)`` and returns the gradients of all given arguments.
+    The pullback takes ``(grad_out, grad_lse=None)`` and returns the gradients of all given arguments that have one, in
+    the order of the arguments.
 
     References
     ----------
@@ -55,10 +55,11 @@ def scaled_dot_product_attention_vjp(
     >>> import numpy as np
     >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
     >>> out, pullback = scaled_dot_product_attention_vjp(x, x, x)
-    >>> pullback(np.ones((2, 2))).value.sum()  # the weights of each of 2 rows sum to 1, in 2 columns
+    >>> dq, dk, dv = pullback(np.ones((2, 2)))
+    >>> dv.sum()  # the weights of each of 2 rows sum to 1, in 2 columns
     np.float64(4.0)
     """
-    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    call = attention_call(query, key, value, attn_mask, dropout_p, is_causal, **options)
     capped, _, weights, lse, dropped, output = attend(call, dot_products(call.query, call.key))
     compute = output.dtype
     zero = compute.type(0)
@@ -66,16 +67,17 @@ def scaled_dot_product_attention_vjp(
     @np.errstate(all="ignore")
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         alive = (lse != -np.inf)[..., None]
-        d_out = np.where(alive, as_array("grad_out", grad_out).astype(compute), zero)
+        d_out = np.where(alive, np.asarray(grad_out, compute), zero)
         meets = alive & (output != 0)  # the output of a row with only a sink is 0, and 0 · NaN would be NaN
         delta = np.where(meets, output * d_out, zero).sum(axis=-1)
         if grad_lse is not None:
-            delta = delta - np.where(alive[..., 0], as_array("grad_lse", grad_lse).astype(compute), zero)
+            delta = delta - np.where(alive[..., 0], np.asarray(grad_lse, compute), zero)
 
         allowed_t = call.allowed.swapaxes(-1, -2)
         d_value = weighted_sum(dropped.swapaxes(-1, -2), d_out, allowed_t)
-        d_weights = drop_weights(np.where(call.allowed, d_out @ call.value.swapaxes(-1, -2), zero),
-                                 call.keep, call.dropout_p)  # fmt: skip
+        d_weights = drop_weights(
+            np.where(call.allowed, d_out @ call.value.swapaxes(-1, -2), zero), call.keep, call.dropout_p
+        )
         d_scores = np.where(call.allowed, weights * (d_weights - delta[..., None]), zero)
 
         d_mask = d_scores if call.bias is not None else None
@@ -96,13 +98,17 @@ def scaled_dot_product_attention_vjp(
 
         if options.get("enable_gqa"):
             d_key, d_value = (_of_key_heads(x, dx) for x, dx in ((key, d_key), (value, d_value)))
-        found = (
-            (query, d_query), (key, d_key), (value, d_value), (attn_mask, d_mask),
-            (options.get("alibi_slopes"), d_slopes), (options.get("sinks"), d_sinks),
-        )  # fmt: skip
+        found: dict[str, tuple[Any, Array | None]] = {
+            "query": (query, d_query),
+            "key": (key, d_key),
+            "value": (value, d_value),
+            "attn_mask": (attn_mask, d_mask),
+            "alibi_slopes": (options.get("alibi_slopes"), d_slopes),
+            "sinks": (options.get("sinks"), d_sinks),
+        }
         compute_dtype = options.get("compute_dtype")
         return AttentionGradients(
-            *(None if x is None or dx is None else like(x, dx, compute_dtype) for x, dx in found)
+            **{name: like(x, dx, compute_dtype) for name, (x, dx) in found.items() if dx is not None}
         )
 
     out = output.astype(call.result_dtype, order="C")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-Array: TypeAlias = npt.NDArray[Any]
 
 
 def philox4x32(key: npt.ArrayLike, counter: npt.ArrayLike, rounds: int = 7) -> npt.NDArray[np.uint32]:
     """Compute Philox4x32: four random 32-bit words from a counter and a key.
 
-    ``key`` (..., 2) and ``counter`` (..., 4) are 32-bit words, the lowest first; so is the result, (..., 4). 7 rounds are the
-    fewest that pass the BigCrush tests; 10 are the paper's choice with a margin.
+    ``key`` (..., 2) and ``counter`` (..., 4) are 32-bit words, the lowest first; so is the result, (..., 4). 7 rounds
+    are the fewest that pass the BigCrush tests; 10 are the paper's choice with a margin.
 
     References
     ----------
@@ -39,6 +37,15 @@ def philox4x32(key: npt.ArrayLike, counter: npt.ArrayLike, rounds: int = 7) -> n
         c2, c3 = (product0 >> np.uint64(32)) ^ c3 ^ k1, product0 & low_half
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low_half, (k1 + np.uint64(0xBB67AE85)) & low_half
     return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1).astype(np.uint32)
+
+
+def seed_of(rng: Any) -> int:
+    """Return a seed of 64 bits: an int modulo 2**64, or one uint64 of a generator, for None of a new one."""
+    if rng is None:
+        rng = np.random.default_rng()
+    if hasattr(rng, "integers"):
+        rng = rng.integers(0, 2**64, dtype=np.uint64)
+    return int(rng) % 2**64
 
 
 def dropout_keep_mask(

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array
-from selfattn.reference.arguments import dtypes, norm_arguments, rotary_table
-from selfattn.reference.dropout import Array
+from selfattn.reference.arrays import Array, convert
 
 
 @np.errstate(all="ignore")
@@ -31,9 +29,7 @@ def softmax(x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | 
     >>> softmax([2, 4, 4]).round(5)
     array([0.06338, 0.46831, 0.46831])
     """
-    x = as_array("x", x)
-    compute, result = dtypes(compute_dtype, {"x": x})
-    x = x.astype(compute)
+    (x,), result = convert(compute_dtype, x)
     exps = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
     y: Array = exps / exps.sum(axis=axis, keepdims=True)
     return y.astype(result, order="C")
@@ -48,9 +44,7 @@ def log_softmax(x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLik
     >>> log_softmax([0.0, -1000.0])
     array([    0., -1000.])
     """
-    x = as_array("x", x)
-    compute, result = dtypes(compute_dtype, {"x": x})
-    x = x.astype(compute)
+    (x,), result = convert(compute_dtype, x)
     shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
     y: Array = shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
     return y.astype(result, order="C")
@@ -81,18 +75,21 @@ def layer_norm(
     >>> layer_norm([[1.0, 2.0, 3.0]], 3).round(4)
     array([[-1.2247,  0.    ,  1.2247]])
     """
-    x, params, axes, compute, result = norm_arguments(
-        x, normalized_shape, compute_dtype, weight=weight, bias=bias
-    )
-    n = math.prod(x.shape[axis] for axis in axes)
-    centred = x - x.sum(axis=axes, keepdims=True) / n
-    variance = np.square(centred).sum(axis=axes, keepdims=True) / n
-    y: Array = centred / np.sqrt(variance + compute.type(eps))
-    if "weight" in params:
-        y = y * params["weight"]
-    if "bias" in params:
-        y = y + params["bias"]
+    (x, weight, bias), result = convert(compute_dtype, x, weight, bias)
+    centred = x - mean(x, normalized_shape)
+    variance = mean(np.square(centred), normalized_shape)
+    y: Array = centred / np.sqrt(variance + x.dtype.type(eps))
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
     return y.astype(result, order="C")
+
+
+def mean(x: Array, normalized_shape: int | Sequence[int]) -> Array:
+    """Return the mean over the last axes, as many as the shape has, which stay with length 1."""
+    axes = tuple(range(-np.size(normalized_shape), 0))
+    return np.asarray(x.sum(axis=axes, keepdims=True) / math.prod(x.shape[axis] for axis in axes))
 
 
 @np.errstate(all="ignore")
@@ -106,8 +103,9 @@ def rms_norm(
 ) -> Array:
     """Scale to mean square 1 over the last axes: ``x / sqrt(mean(x**2) + eps) * weight``.
 
-    By default ``eps`` is the machine epsilon of the precision of the computation: float64's for float64, else float32's, as in
-    PyTorch (its documentation says "of x's dtype", which differs for 16-bit input). It does not depend on ``compute_dtype``.
+    By default ``eps`` is the machine epsilon of the precision of the computation: float64's for float64, else
+    float32's, as in PyTorch (its documentation says "of x's dtype", which differs for 16-bit input). It does not
+    depend on ``compute_dtype``.
 
     References
     ----------
@@ -119,13 +117,18 @@ def rms_norm(
     array([[0.8485, 1.1314]])
     """
     if eps is None:
-        eps = float(np.finfo(norm_arguments(x, normalized_shape, None, weight=weight)[3]).eps)
-    x, params, axes, compute, result = norm_arguments(x, normalized_shape, compute_dtype, weight=weight)
-    n = math.prod(x.shape[axis] for axis in axes)
-    y: Array = x / np.sqrt(np.square(x).sum(axis=axes, keepdims=True) / n + compute.type(eps))
-    if "weight" in params:
-        y = y * params["weight"]
+        eps = default_eps(x, weight)
+    (x, weight), result = convert(compute_dtype, x, weight)
+    y: Array = x / np.sqrt(mean(np.square(x), normalized_shape) + x.dtype.type(eps))
+    if weight is not None:
+        y = y * weight
     return y.astype(result, order="C")
+
+
+def default_eps(x: npt.ArrayLike, weight: npt.ArrayLike | None) -> float:
+    """Return the machine epsilon of the precision of the computation."""
+    (x, _), _ = convert(None, x, weight)
+    return float(np.finfo(x.dtype).eps)
 
 
 @np.errstate(all="ignore")
@@ -143,16 +146,12 @@ def gelu(x: npt.ArrayLike, approximate: str = "none", *, compute_dtype: npt.DTyp
     >>> gelu([-1.0, 0.0, 1.0]).round(4)
     array([-0.1587,  0.    ,  0.8413])
     """
-    x = as_array("x", x)
-    compute, result = dtypes(compute_dtype, {"x": x})
-    x = x.astype(compute)
-    if approximate == "none":  # erfc keeps the digits that 1 + erf would cancel
-        phi = np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2.0)) / 2.0
-    elif approximate == "tanh":
+    (x,), result = convert(compute_dtype, x)
+    if approximate == "tanh":
         phi = (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))) / 2.0
-    else:
-        raise ValueError(f'approximate must be "none" or "tanh", not {approximate!r}')
-    y: Array = x * phi.astype(compute)
+    else:  # erfc keeps the digits that 1 + erf would cancel
+        phi = np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2.0)) / 2.0
+    y: Array = x * phi.astype(x.dtype)
     return y.astype(result, order="C")
 
 
@@ -169,9 +168,9 @@ def apply_rotary_emb(
 
     The pair (a, b) becomes ``(a * cos - b * sin, a * sin + b * cos)``.
 
-    Pairs are the columns n and n + D / 2, or neighbours, (2 n, 2 n + 1), if ``interleaved``. Tables with one axis less than
-    ``x``, and three or more, have no head axis, (B, L, D / 2), and are the same for every head. Else they broadcast to
-    (..., L, D / 2).
+    Pairs are the columns n and n + D / 2, or neighbours, (2 n, 2 n + 1), if ``interleaved``. Tables with one axis
+    less than ``x``, and three or more, have no head axis, (B, L, D / 2), and are the same for every head. Else they
+    broadcast to (..., L, D / 2).
 
     References
     ----------
@@ -185,16 +184,16 @@ def apply_rotary_emb(
     >>> apply_rotary_emb([[1.0, 0.0]], cos=[[0.0]], sin=[[1.0]])
     array([[0., 1.]])
     """
-    x, cos, sin = as_array("x", x), as_array("cos", cos), as_array("sin", sin)
-    compute, result = dtypes(compute_dtype, {"x": x, "cos": cos, "sin": sin})
-    if x.ndim < 2 or x.shape[-1] % 2:
-        raise ValueError(f"x must have shape (..., L, D) with an even D, not {x.shape}")
-    half = (*x.shape[:-1], x.shape[-1] // 2)
-    cos = rotary_table("cos", cos, x.ndim, half).astype(compute)
-    sin = rotary_table("sin", sin, x.ndim, half).astype(compute)
-    a, b = pairs(x.astype(compute), interleaved)
+    (x, cos, sin), result = convert(compute_dtype, x, cos, sin)
+    cos, sin = rotary_table(cos, x.ndim), rotary_table(sin, x.ndim)
+    a, b = pairs(x, interleaved)
     rotated = np.stack([a * cos - b * sin, a * sin + b * cos], axis=-1 if interleaved else -2)
     return rotated.reshape(x.shape).astype(result)
+
+
+def rotary_table(table: Array, x_ndim: int) -> Array:
+    """Return a table of cosines or sines, with a head axis if it has none."""
+    return np.expand_dims(table, -3) if table.ndim == x_ndim - 1 and table.ndim >= 3 else table
 
 
 def pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:

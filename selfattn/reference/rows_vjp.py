@@ -1,8 +1,8 @@
 """The gradients of the row operations in plain NumPy, under the names of the functions in :mod:`selfattn`.
 
-Every function takes the arguments of its operation and returns ``(y, pullback)``: ``pullback(dy)`` takes the gradient of a
-number with respect to y, and returns that with respect to the inputs. Gradients have the shapes and dtypes of the inputs;
-integers count as float64. With ``compute_dtype`` they have that dtype.
+Every function takes the arguments of its operation and returns ``(y, pullback)``: ``pullback(dy)`` takes the gradient
+of a number with respect to y, and returns that with respect to the inputs. Gradients have the shapes and dtypes of
+the inputs; integers count as float64. With ``compute_dtype`` they have that dtype.
 """
 
 from __future__ import annotations
@@ -14,18 +14,27 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array
-from selfattn._gradients import (
+from selfattn._gradient_tuples import (
     LayerNormGradients,
     MergeGradients,
     RMSNormGradients,
     RotaryGradients,
     check_wrt,
 )
-from selfattn.reference.arguments import dtypes, float_dtype, like, norm_arguments, rotary_table, sum_to_shape
+from selfattn.reference.arrays import Array, convert, like, sum_to_shape
 from selfattn.reference.attention import merge_attention
-from selfattn.reference.dropout import Array
-from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, pairs, rms_norm, softmax
+from selfattn.reference.rows import (
+    apply_rotary_emb,
+    default_eps,
+    gelu,
+    layer_norm,
+    log_softmax,
+    mean,
+    pairs,
+    rms_norm,
+    rotary_table,
+    softmax,
+)
 
 Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
 
@@ -80,6 +89,10 @@ def layer_norm_vjp(
 ) -> tuple[Array, Callable[[npt.ArrayLike], LayerNormGradients]]:
     """Compute layer norm and its pullback.
 
+    With r = 1 / sqrt(variance + eps), u the normalised rows and g = dy * weight::
+
+        dx = r * (g - mean(g) - u * mean(g * u))    dweight = sum(dy * u)    dbias = sum(dy)
+
     Examples
     --------
     >>> y, pullback = layer_norm_vjp([[1.0, 2.0, 3.0]], 3, weight=[1.0, 1.0, 1.0])
@@ -101,7 +114,7 @@ def rms_norm_vjp(
     *,
     compute_dtype: npt.DTypeLike | None = None,
 ) -> tuple[Array, Callable[[npt.ArrayLike], RMSNormGradients]]:
-    """Compute RMS norm and its pullback.
+    """Compute RMS norm and its pullback, that of :func:`layer_norm_vjp` without ``mean(g)``.
 
     Examples
     --------
@@ -111,7 +124,7 @@ def rms_norm_vjp(
     (array([[ 0.181 , -0.1358]]), array([0.8485, 0.    ]))
     """
     if eps is None:
-        eps = float(np.finfo(norm_arguments(x, normalized_shape, None, weight=weight)[3]).eps)
+        eps = default_eps(x, weight)
     y = rms_norm(x, normalized_shape, weight, eps, compute_dtype=compute_dtype)
     gradients = _norm_gradients(x, normalized_shape, {"weight": weight}, eps, compute_dtype, is_centred=False)
     return y, lambda dy: RMSNormGradients(*gradients(dy))
@@ -126,23 +139,19 @@ def _norm_gradients(
     *,
     is_centred: bool,
 ) -> Callable[[npt.ArrayLike], list[Any]]:
-    """Return the pullback of layer norm (``is_centred``) or RMS norm; it returns gradients of x and of the parameters."""
-    wide, given, axes, compute, _ = norm_arguments(x, normalized_shape, compute_dtype, **params)
-    n = math.prod(wide.shape[axis] for axis in axes)
-
-    def mean(a: Array) -> Array:
-        return np.asarray(a.sum(axis=axes, keepdims=True) / n)
+    """Return the pullback of layer norm (``is_centred``) or RMS norm, to x and to the parameters."""
+    (wide, weight, _), _ = convert(compute_dtype, x, *(params.get(name) for name in ("weight", "bias")))
 
     @np.errstate(all="ignore")
     def pullback(dy: npt.ArrayLike) -> list[Any]:
-        dy = gradient("dy", dy, wide.shape, compute)
-        centred = wide - mean(wide) if is_centred else wide
-        r = 1 / np.sqrt(mean(np.square(centred)) + compute.type(eps))
-        unit = centred * r
-        dunit = dy * given["weight"] if "weight" in given else dy
-        along = mean(dunit * unit)
-        dx = r * ((dunit - mean(dunit) if is_centred else dunit) - unit * along)
-        found = {"weight": dy * unit, "bias": dy}
+        dy = np.asarray(dy, wide.dtype)
+        centred = wide - mean(wide, normalized_shape) if is_centred else wide
+        r = 1 / np.sqrt(mean(np.square(centred), normalized_shape) + wide.dtype.type(eps))
+        u = centred * r
+        g = dy if weight is None else dy * weight
+        along = mean(g * u, normalized_shape)
+        dx = r * ((g - mean(g, normalized_shape) if is_centred else g) - u * along)
+        found = {"weight": dy * u, "bias": dy}
         return [
             like(x, dx, compute_dtype),
             *(None if one is None else like(one, found[name], compute_dtype) for name, one in params.items()),
@@ -154,7 +163,7 @@ def _norm_gradients(
 def gelu_vjp(
     x: npt.ArrayLike, approximate: str = "none", *, compute_dtype: npt.DTypeLike | None = None
 ) -> tuple[Array, Pullback]:
-    """Compute gelu and its pullback.
+    """Compute gelu and its pullback, ``dx = dy * (Phi(x) + x * Phi'(x))``.
 
     Examples
     --------
@@ -164,15 +173,15 @@ def gelu_vjp(
     """
 
     def backward(x: Array, dy: Array) -> Array:
-        if approximate == "none":
-            phi = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-            slope = np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2.0)) / 2.0 + x * phi
-        else:
+        if approximate == "tanh":  # (1 + tanh(z / 2)) / 2 is s
             c = 2 * math.sqrt(2 / math.pi)
             z = c * (x + 0.044715 * x * x * x)
             s, one_minus_s = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
             near = np.clip(x, -100, 100)  # beyond 100, s * (1 - s) is 0, but dz/dx may be infinite
             slope = s + x * s * one_minus_s * c * (1 + 3 * 0.044715 * near * near)
+        else:
+            density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+            slope = np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2.0)) / 2.0 + x * density
         return np.asarray(dy * slope.astype(x.dtype))
 
     return gelu(x, approximate, compute_dtype=compute_dtype), pullback_of(backward, x, compute_dtype)
@@ -189,33 +198,27 @@ def apply_rotary_emb_vjp(
 ) -> tuple[Array, Callable[[npt.ArrayLike], RotaryGradients]]:
     """Compute rotary embeddings, which turn a pair (a, b) of x into (p, q), and their pullback.
 
+    ``dx`` is ``dy`` turned back. ``dcos = dp * a + dq * b`` and ``dsin = dq * a - dp * b``, summed over broadcast axes.
+
     Examples
     --------
     >>> y, pullback = apply_rotary_emb_vjp([[1.0, 0.0]], cos=[[0.0]], sin=[[1.0]])
     >>> pullback([[0.0, 1.0]])
     RotaryGradients(x=array([[1., 0.]]), cos=array([[0.]]), sin=array([[1.]]))
     """
-    names = check_wrt(wrt, RotaryGradients._fields)
     y = apply_rotary_emb(x, cos, sin, interleaved, compute_dtype=compute_dtype)
-    x, cos, sin = as_array("x", x), as_array("cos", cos), as_array("sin", sin)
-    compute, _ = dtypes(compute_dtype, {"x": x, "cos": cos, "sin": sin})
+    (wide, c, s), _ = convert(compute_dtype, x, cos, sin)
+    names = check_wrt(wrt, ("x", "cos", "sin"))
 
     @np.errstate(all="ignore")
     def pullback(dy: npt.ArrayLike) -> RotaryGradients:
-        dy = gradient("dy", dy, x.shape, compute)
-        half = (*x.shape[:-1], x.shape[-1] // 2)
-        a, b = pairs(x.astype(compute), interleaved)
+        dy = np.asarray(dy, wide.dtype)
+        a, b = pairs(wide, interleaved)
         dp, dq = pairs(dy, interleaved)
-        dx = apply_rotary_emb(dy, cos.astype(compute), -sin.astype(compute), interleaved)
-        dcos, dsin = (
-            sum_to_shape(d, rotary_table(name, table, x.ndim, half).shape).reshape(table.shape)
-            for name, table, d in (("cos", cos, dp * a + dq * b), ("sin", sin, dq * a - dp * b))
-        )
-        return RotaryGradients(
-            like(x, dx, compute_dtype) if "x" in names else None,
-            like(cos, dcos, compute_dtype) if "cos" in names else None,
-            like(sin, dsin, compute_dtype) if "sin" in names else None,
-        )
+        found = {"x": (x, apply_rotary_emb(dy, c, -s, interleaved))}
+        for name, given, table, d in ("cos", cos, c, dp * a + dq * b), ("sin", sin, s, dq * a - dp * b):
+            found[name] = given, sum_to_shape(d, rotary_table(table, wide.ndim).shape).reshape(table.shape)
+        return RotaryGradients(**{name: like(*found[name], compute_dtype) for name in names})
 
     return y, pullback
 
@@ -228,6 +231,9 @@ def merge_attention_vjp(
 ) -> tuple[tuple[Array, Array], Callable[..., MergeGradients]]:
     """Merge the parts of attention, and return the pullback of :func:`merge_attention`.
 
+    With ``share_n = exp(lse_n - lse)``: ``dout_n = share_n * dout``, and
+    ``dlse_n = share_n * (sum(dout * (out_n - out)) + dlse)``.
+
     Examples
     --------
     >>> (out, lse), pullback = merge_attention_vjp([[[1.0]], [[3.0]]], [[0.0], [0.0]])
@@ -235,25 +241,24 @@ def merge_attention_vjp(
     MergeGradients(outs=[array([[0.5]]), array([[0.5]])], lses=[array([-0.5]), array([0.5])])
     """
     result = merge_attention(outs, lses, compute_dtype=compute_dtype)
-    parts = [as_array("outs", out) for out in outs]
-    sums = [as_array("lses", lse) for lse in lses]
-    compute, _ = dtypes(compute_dtype, {f"{n}": array for n, array in enumerate(parts + sums)})
+    parts, sums = [np.asarray(out) for out in outs], [np.asarray(lse) for lse in lses]
+    wide, _ = convert(compute_dtype, *parts, *sums)
+    compute = wide[0].dtype
+    wide_parts, wide_sums = wide[: len(parts)], wide[len(parts) :]
 
     @np.errstate(all="ignore")
     def pullback(dout: npt.ArrayLike, dlse: npt.ArrayLike | None = None) -> MergeGradients:
-        out, lse = merge_attention(
-            [p.astype(compute) for p in parts], [s.astype(compute) for s in sums], compute_dtype=compute
-        )
-        dout = gradient("dout", dout, out.shape, compute)
-        dlse = 0 if dlse is None else gradient("dlse", dlse, lse.shape, compute)
+        out, lse = merge_attention(wide_parts, wide_sums, compute_dtype=compute)
+        dout = np.asarray(dout, compute)
+        dlse = 0 if dlse is None else np.asarray(dlse, compute)
         douts, dlses = [], []
-        for part, part_lse in zip(parts, sums, strict=True):
+        for n, (part, part_lse) in enumerate(zip(wide_parts, wide_sums, strict=True)):
             absent = part_lse == -np.inf
-            share = np.where(absent, 0, np.exp(part_lse.astype(compute) - lse))
-            along = np.where(absent[..., None], 0, dout * (part.astype(compute) - out)).sum(axis=-1) + dlse
+            share = np.where(absent, 0, np.exp(part_lse - lse))
+            along = np.where(absent[..., None], 0, dout * (part - out)).sum(axis=-1) + dlse
             dpart = np.where(absent[..., None], 0, share[..., None] * dout)
-            douts.append(like(part, dpart.astype(compute), compute_dtype))
-            dlses.append(like(part_lse, np.where(absent, 0, share * along).astype(compute), compute_dtype))
+            douts.append(like(parts[n], dpart.astype(compute), compute_dtype))
+            dlses.append(like(sums[n], np.where(absent, 0, share * along).astype(compute), compute_dtype))
         return MergeGradients(douts, dlses)
 
     return result, pullback
@@ -262,22 +267,11 @@ def merge_attention_vjp(
 def pullback_of(
     backward: Callable[[Array, Array], Array], x: npt.ArrayLike, compute_dtype: npt.DTypeLike | None
 ) -> Pullback:
-    """Return the pullback of an operation of one array; ``backward`` gets x and dy in the precision of the computation."""
-    given = as_array("x", x)
-    compute, _ = dtypes(compute_dtype, {"x": given})
+    """Return the pullback of an operation of x; ``backward(x, dy)`` has the precision of the computation."""
+    (wide,), _ = convert(compute_dtype, x)
 
     @np.errstate(all="ignore")
     def pullback(dy: npt.ArrayLike) -> Array:
-        dx = backward(given.astype(compute), gradient("dy", dy, given.shape, compute))
-        return like(given, dx, compute_dtype)
+        return like(x, backward(wide, np.asarray(dy, wide.dtype)), compute_dtype)
 
     return pullback
-
-
-def gradient(name: str, dy: npt.ArrayLike, shape: tuple[int, ...], compute: np.dtype[Any]) -> Array:
-    """Check the argument of a pullback, and return it in the precision of the computation."""
-    dy = as_array(name, dy)
-    if dy.shape != shape:
-        raise ValueError(f"{name} has shape {dy.shape}; the result that it is the gradient of has {shape}")
-    float_dtype(name, dy)
-    return dy.astype(compute, copy=False)

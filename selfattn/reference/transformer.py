@@ -1,33 +1,45 @@
 """A stack of transformer layers over packed sequences in plain NumPy, and its gradients.
 
-``selfattn.engine.transformer.Transformer`` describes the fields of a model. The lines compute forward; a :class:`Tape` remembers
-for each how a gradient goes back. A :class:`Watch` receives the intermediate values.
+``selfattn.engine.transformer.Transformer`` describes the fields of a model. The lines compute forward; a
+:class:`Tape` remembers for each how a gradient goes back. A :class:`Watch` receives the intermediate values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array
-from selfattn.reference.dropout import Array, philox4x32
+from selfattn.reference.arrays import Array
+from selfattn.reference.dropout import philox4x32
 from selfattn.reference.rows import apply_rotary_emb
 from selfattn.reference.rows_vjp import gelu_vjp, layer_norm_vjp, rms_norm_vjp
 from selfattn.reference.varlen import varlen_attention_vjp
 
-# The place of a parameter: its layer, its field in PARTS, 0 for a weight or 1 for a bias.
+# The place of a parameter: its layer, its field in PARAMETERS, 0 for a weight or 1 for a bias.
 Place: TypeAlias = tuple[int, ...]
 
-PARTS = (
-    "query", "key", "value", "output", "attention_norm", "up", "gate", "down", "feed_forward_norm", "query_norm", "key_norm",
-    "attention_post_norm", "feed_forward_post_norm",
-)  # fmt: skip
-MASK = len(PARTS)  # the place of the mask's gradient
-WEIGHTS, OUTPUT, WIDE, DOWN = range(4)  # what may be dropped, in the order of a layer's ``dropout``
+PARAMETERS = (
+    "query",
+    "key",
+    "value",
+    "output",
+    "attention_norm",
+    "up",
+    "gate",
+    "down",
+    "feed_forward_norm",
+    "query_norm",
+    "key_norm",
+    "attention_post_norm",
+    "feed_forward_post_norm",
+)
+MASK = len(PARAMETERS)  # the place of the mask's gradient
+WEIGHTS, OUTPUT, WIDE, DOWN = range(4)  # what may be dropped, in the order of a `Dropout`
 GOLDEN = 0x9E3779B97F4A7C15  # the seeds of these four kinds of dropout are this far apart
 
 
@@ -40,7 +52,10 @@ class Tape:
     def put(
         self, y: Array, sources: Sequence[Array | Place], pull: Callable[[Array], Iterable[Any]]
     ) -> Array:
-        """Remember that y was computed from arrays and parameters; ``pull`` computes their gradients from y's gradient."""
+        """Remember that y was computed from arrays and parameters.
+
+        ``pull`` computes their gradients from y's gradient.
+        """
         self.made.append((y, sources, pull))
         return y
 
@@ -58,7 +73,7 @@ class Watch:
     """Receives the intermediate values of a layer, which it may replace, and computes its attention."""
 
     def keep(self, name: str, x: Array) -> Array:
-        """Receive a value, and return it; `selfattn.steps.transformer.TransformerLayerSteps` explains the names."""
+        """Receive a value, and return it; `selfattn.steps.records.TransformerLayerSteps` explains the names."""
         return x
 
     def attend(
@@ -68,46 +83,64 @@ class Watch:
         return varlen_attention_vjp(query, key, value, cu_seqlens, cu_seqlens, **options)
 
 
-UNSEEN = Watch()
+NO_WATCH = Watch()
+# What a call adds to a model, as :class:`selfattn.engine.transformer.Call` names it; here nothing.
+PLAIN = SimpleNamespace(mask=None, key_bias=None, dropout=(), pooling=None)
+NO_DROPOUT = (0.0, 0.0, 0.0, 0.0, 0)
 
 
 def transformer(
-    model: Any, inputs: npt.ArrayLike, cu_seqlens: npt.ArrayLike, compute_dtype: npt.DTypeLike | None = None
+    model: Any,
+    inputs: npt.ArrayLike,
+    cu_seqlens: npt.ArrayLike,
+    compute_dtype: npt.DTypeLike | None = None,
+    *,
+    call: Any = PLAIN,
 ) -> Array:
     """Compute a row for each token, (tokens, d), or with pooling for each sequence, (sequences, d).
+
+    ::
+
+        x = embedding_norm(table[ids] + positions)    x = one_layer(x), layer after layer    y = pool(final_norm(x))
 
     ``inputs`` are ids (tokens,), or without a table rows (tokens, d). Sequence s has the rows ``cu_seqlens[s]`` to
     ``cu_seqlens[s + 1] - 1``.
 
     References
     ----------
-    Vaswani et al., "Attention Is All You Need", 2017, section 3; norms first: Xiong et al., "On Layer Normalization in the
-    Transformer Architecture", 2020, table 1; gated: Shazeer, "GLU Variants Improve Transformer", 2020, equation 6.
+    Vaswani et al., "Attention Is All You Need", 2017, section 3; norms first: Xiong et al., "On Layer Normalization
+    in the Transformer Architecture", 2020, table 1; gated: Shazeer, "GLU Variants Improve Transformer", 2020,
+    equation 6.
     """
-    return transformer_vjp(model, inputs, cu_seqlens, compute_dtype)[0]
+    return transformer_vjp(model, inputs, cu_seqlens, compute_dtype, call=call)[0]
 
 
 def transformer_vjp(
-    model: Any, inputs: npt.ArrayLike, cu_seqlens: npt.ArrayLike, compute_dtype: npt.DTypeLike | None = None
+    model: Any,
+    inputs: npt.ArrayLike,
+    cu_seqlens: npt.ArrayLike,
+    compute_dtype: npt.DTypeLike | None = None,
+    *,
+    call: Any = PLAIN,
 ) -> tuple[Array, Callable[[npt.ArrayLike], tuple[Array, list[Array], Array | None]]]:
-    """Compute what :func:`transformer` does, and ``dy -> (dx, grads, dmask)``.
+    """Compute what :func:`transformer` does, and ``dy -> (dx, grads, dmask)``, from the last line to the first.
 
     ``dx`` (tokens, d) is the gradient of the rows that enter the first norm or layer. ``grads`` are in the order of the
-    model's fields, the table first; ``dmask`` (heads, longest, longest) is that of a float mask that all sequences share,
-    else None.
+    model's fields, the table first; ``dmask`` (heads, longest, longest) is that of the position_bias, or of a float
+    mask that all sequences share, else None.
     """
-    cu_seqlens, given = as_array("cu_seqlens", cu_seqlens), as_array("inputs", inputs)
+    cu_seqlens, given = np.asarray(cu_seqlens), np.asarray(inputs)
     compute = np.dtype(compute_dtype or (given if model.table is None else model.table).dtype)
     tape = Tape()
-    x = rows = _enter(model, given, cu_seqlens, compute)
-    x = normalised(tape, model.embedding_norm, x, (-1, 0))
+    x = rows = _embed(model, given, cu_seqlens, compute)
+    x = normalise(tape, model.embedding_norm, x, (-1, 0))
     for n in range(len(model.layers)):
-        x = one_layer(tape, model, n, x, cu_seqlens)
-    x = normalised(tape, model.final_norm, x, (len(model.layers), 0))
-    y = _pool(tape, model.pooling, x, cu_seqlens)
+        x = one_layer(tape, model, n, x, cu_seqlens, call=call)
+    x = normalise(tape, model.final_norm, x, (len(model.layers), 0))
+    y = _pool(tape, call.pooling, x, cu_seqlens)
 
     def pullback(dy: npt.ArrayLike) -> tuple[Array, list[Array], Array | None]:
-        found = tape.back(y, as_array("dy", dy).astype(compute))
+        found = tape.back(y, np.asarray(dy, compute))
         dx = found.pop(id(rows))
         places = sorted(place for place in found if isinstance(place, tuple))
         grads = [found[place] for place in places if place[1] != MASK]
@@ -121,15 +154,18 @@ def transformer_vjp(
     return y, pullback
 
 
-def _enter(model: Any, given: Array, cu_seqlens: Array, compute: np.dtype[Any]) -> Array:
-    """Look ids up, times the table's factor, and add ``always`` and the positions; without a table, return the rows as they are."""
+def _embed(model: Any, given: Array, cu_seqlens: Array, compute: np.dtype[Any]) -> Array:
+    """Look ids up, times the table's factor, and add ``token_type_row`` and the positions.
+
+    Without a table, return the rows as they are.
+    """
     if model.table is None:
         return given.astype(compute)
     x: Array = model.table[given].astype(compute)
     if model.table_factor is not None:
         x = x * compute.type(model.table_factor)
-    if model.always is not None:
-        x = x + model.always.astype(compute)
+    if model.token_type_row is not None:
+        x = x + model.token_type_row.astype(compute)
     if model.positions is not None:
         x = x + model.positions[_places(cu_seqlens)].astype(compute)
     return x
@@ -156,16 +192,26 @@ def _pool(tape: Tape, kind: str | None, x: Array, cu_seqlens: Array) -> Array:
 # ------------------------------------------------------------------------------------------------------- a layer
 
 
-def one_layer(tape: Tape, model: Any, n: int, x: Array, cu_seqlens: Array, watch: Watch = UNSEEN) -> Array:
+def one_layer(
+    tape: Tape,
+    model: Any,
+    n: int,
+    x: Array,
+    cu_seqlens: Array,
+    watch: Watch = NO_WATCH,
+    call: Any = PLAIN,
+) -> Array:
     """Compute layer n of a model.
 
     ::
 
-        norm first:   s = x + post(attend(norm(x)))      y = s + post(feed_forward(norm(s)))      post: a norm, or nothing
-        norm after:   s = norm(x + attend(x))      y = norm(s + feed_forward(s))
+        norm first:   s = x + post(attend(norm(x)))    y = s + post(feed_forward(norm(s)))
+        norm after:   s = norm(x + attend(x))          y = norm(s + feed_forward(s))
+
+    ``post`` is a norm, or nothing; a layer without a feed-forward network returns s.
     """
     x = watch.keep("inputs", x)
-    layer = _Layer(tape, model, n, cu_seqlens, watch)
+    layer = _Layer(tape, model, n, cu_seqlens, watch, call)
     s = layer.residual(x, layer.attend, "attention", ("attention_inputs", "residual", "norm"))
     if model.layers[n].up is None:
         return s
@@ -176,24 +222,31 @@ def one_layer(tape: Tape, model: Any, n: int, x: Array, cu_seqlens: Array, watch
 class _Layer:
     """One layer of a model in a call."""
 
-    def __init__(self, tape: Tape, model: Any, n: int, cu_seqlens: Array, watch: Watch) -> None:
-        self.tape, self.model, self.n, self.cu_seqlens, self.watch = tape, model, n, cu_seqlens, watch
+    def __init__(self, tape: Tape, model: Any, n: int, cu_seqlens: Array, watch: Watch, call: Any) -> None:
+        self.tape, self.n, self.cu_seqlens, self.watch = tape, n, cu_seqlens, watch
         self.layer = model.layers[n]
+        self.mask = model.position_bias if call.mask is None else call.mask
+        self.key_bias = call.key_bias
+        of_layer: Any = call.dropout[n] if call.dropout else NO_DROPOUT
+        self.dropout, self.seed = of_layer[:-1], of_layer[-1]
 
     def residual(
         self, x: Array, part: Callable[[Array], Array], what: str, names: tuple[str, str, str]
     ) -> Array:
-        """Add to x the output of ``part``, attention or feed-forward network, with a norm before it or after the sum, and a post norm."""
+        """Add to x the output of ``part``, attention or feed-forward network.
+
+        A norm comes before it or after the sum, and a post norm after its output.
+        """
         tape, norm, post = self.tape, f"{what}_norm", f"{what}_post_norm"
-        place, given = (self.n, PARTS.index(norm)), getattr(self.layer, norm)
+        place, given = (self.n, PARAMETERS.index(norm)), getattr(self.layer, norm)
         first, last = (given, None) if self.layer.norm_first else (None, given)
-        inside = normalised(tape, first, x, place)
+        inside = normalise(tape, first, x, place)
         if first is not None:
             inside = self.watch.keep(names[0], inside)
         added = self.own_norm(post, part(inside))
         s = tape.put(x + added, [x, added], lambda dy: [dy, dy])
         s = self.watch.keep(names[1], s)
-        y = normalised(tape, last, s, place)
+        y = normalise(tape, last, s, place)
         if last is not None:
             y = self.watch.keep(names[2], y)
         return y
@@ -201,11 +254,14 @@ class _Layer:
     def own_norm(self, name: str, x: Array) -> Array:
         """Normalise rows, or heads, by a norm that is a step of its own, if the layer has it."""
         norm = getattr(self.layer, name)
-        y = normalised(self.tape, norm, x, (self.n, PARTS.index(name)))
+        y = normalise(self.tape, norm, x, (self.n, PARAMETERS.index(name)))
         return y if norm is None else self.watch.keep(name, y)
 
     def attend(self, x: Array) -> Array:
-        """Project to queries, keys and values, normalise and rotate queries and keys, attend within sequences, project the output."""
+        """Project to queries, keys and values, and attend within sequences.
+
+        Queries and keys are normalised and rotated first, and the output is projected last.
+        """
         layer, cu_seqlens = self.layer, self.cu_seqlens
         heads = layer.num_heads
         key_heads = heads if layer.num_key_heads is None else layer.num_key_heads
@@ -224,17 +280,20 @@ class _Layer:
         ]
         query, key = (_rotate(self.tape, layer.rotary, part, _places(cu_seqlens)) for part in normed)
         attended, pull = self.watch.attend(
-            query, key, parts[2], cu_seqlens,
+            query,
+            key,
+            parts[2],
+            cu_seqlens,
             scale=layer.scale,
             enable_gqa=key_heads != heads,
             is_causal=layer.causal,
             window=layer.window,
             softcap=layer.softcap or None,
-            dropout_p=layer.dropout[WEIGHTS],
-            rng=layer.seed,
-            attn_mask=_masks(self.model, cu_seqlens, heads, x.dtype),
-        )  # fmt: skip
-        mask = self.model.mask
+            dropout_p=self.dropout[WEIGHTS],
+            rng=self.seed,
+            attn_mask=_masks(self.mask, self.key_bias, cu_seqlens, heads, x.dtype),
+        )
+        mask = self.mask
         has_gradient = mask is not None and mask.dtype != np.bool_ and len(mask) == 1  # a shared mask
 
         def back(dy: Array) -> list[Array]:
@@ -269,7 +328,7 @@ class _Layer:
 
     def project(self, name: str, x: Array) -> Array:
         """Compute ``y = x @ weight.T + bias``: ``dx = dy @ weight``, ``dweight = dy.T @ x``, ``dbias = sum(dy)``."""
-        part, place = getattr(self.layer, name), (self.n, PARTS.index(name))
+        part, place = getattr(self.layer, name), (self.n, PARAMETERS.index(name))
         if part is None:
             return x
         weight = np.asarray(part.weight, x.dtype)
@@ -282,15 +341,15 @@ class _Layer:
 
     def drop(self, kind: int, x: Array) -> Array:
         """Set elements to 0 with the layer's probability p for ``kind``, and divide the others by 1 − p."""
-        p = self.layer.dropout[kind]
+        p = self.dropout[kind]
         if p == 0:
             return x
-        keep = _words(self.layer.seed + kind * GOLDEN, *x.shape) >= round(p * 2**32)
+        keep = _words(self.seed + kind * GOLDEN, *x.shape) >= round(p * 2**32)
         factor = (keep / (1 - p) if p < 1 else np.zeros(x.shape)).astype(x.dtype)
         return self.tape.put(x * factor, [x], lambda dy: [dy * factor])
 
 
-def normalised(tape: Tape, norm: Any, x: Array, place: Place) -> Array:
+def normalise(tape: Tape, norm: Any, x: Array, place: Place) -> Array:
     """Normalise rows; without a norm, return them as they are."""
     if norm is None:
         return x
@@ -307,8 +366,9 @@ def normalised(tape: Tape, norm: Any, x: Array, place: Place) -> Array:
 def _words(seed: int, rows: int, width: int) -> Array:
     """Return a random 32-bit word for every element.
 
-    Of 64 columns each, the four words of a counter are 16 columns apart: it is word ``column % 64 // 16`` of Philox4x32 with
-    7 rounds, key ``(seed, seed >> 32)`` and counter ``(row, column // 64 * 16 + column % 16, row >> 32, 0)``.
+    Of 64 columns each, the four words of a counter are 16 columns apart: it is word ``column % 64 // 16`` of
+    Philox4x32 with 7 rounds, key ``(seed, seed >> 32)`` and counter ``(row, column // 64 * 16 + column % 16, row >>
+    32, 0)``.
     """
     low = 2**32 - 1
     row, column = np.arange(rows)[:, None], np.arange(width)
@@ -328,9 +388,10 @@ def _heads(tape: Tape, x: Array, columns: slice, width: int) -> Array:
     return tape.put(x[:, columns].reshape(len(x), -1, width), [x], back)
 
 
-def _masks(model: Any, cu_seqlens: Array, heads: int, dtype: np.dtype[Any]) -> list[Array] | None:
+def _masks(
+    mask: Array | None, bias: Array | None, cu_seqlens: Array, heads: int, dtype: np.dtype[Any]
+) -> list[Array] | None:
     """Return a mask for each sequence, (heads, length, length), with the bias of its keys in it."""
-    mask, bias = model.mask, model.key_bias
     if mask is None and bias is None:
         return None
     found = []
@@ -351,11 +412,11 @@ def _rotate(tape: Tape, rotary: Any, x: Array, places: Array) -> Array:
     cos, sin = (table[places].astype(x.dtype) for table in (rotary.cos, rotary.sin))
     rotated = 2 * cos.shape[1]
 
-    def turned(x: Array, sin: Array) -> Array:
+    def turn(x: Array, sin: Array) -> Array:
         first = apply_rotary_emb(x[..., :rotated].swapaxes(0, 1), cos, sin, rotary.interleaved).swapaxes(0, 1)
         return np.concatenate([first, x[..., rotated:]], axis=-1)
 
-    return tape.put(turned(x, sin), [x], lambda dy: [turned(dy, -sin)])
+    return tape.put(turn(x, sin), [x], lambda dy: [turn(dy, -sin)])
 
 
 def _activate(tape: Tape, kind: str, x: Array) -> Array:

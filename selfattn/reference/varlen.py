@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array, seed_from_rng
-from selfattn._gradients import AttentionGradients
-from selfattn.reference.arguments import dtypes, sum_to_shape
+from selfattn._gradient_tuples import AttentionGradients
+from selfattn.reference.arrays import convert, sum_to_shape
 from selfattn.reference.attention import scaled_dot_product_attention
 from selfattn.reference.attention_vjp import scaled_dot_product_attention_vjp
-from selfattn.reference.dropout import Array
+from selfattn.reference.dropout import seed_of
 
 PER_HEAD = AttentionGradients._fields[4:]
 
@@ -32,10 +31,10 @@ def varlen_attention(
 ) -> Any:
     """Compute attention within each of n packed sequences.
 
-    Sequence s has the rows ``cu_seqlens_q[s]`` to ``cu_seqlens_q[s + 1] - 1`` of ``query`` (total_q, H, E), and those of
-    key and value likewise. ``options`` are those of :func:`~selfattn.reference.scaled_dot_product_attention`: of
-    ``attn_mask`` one for each sequence or None, in a list; ``alibi_slopes`` and ``sinks`` of shape (H,) or (n, H). Dropout
-    counts heads over the whole batch, s · H + h, and rows and keys within a sequence.
+    Sequence s has the rows ``cu_seqlens_q[s]`` to ``cu_seqlens_q[s + 1] - 1`` of ``query`` (total_q, H, E), and those
+    of key and value likewise. ``options`` are those of :func:`~selfattn.reference.scaled_dot_product_attention`: of
+    ``attn_mask`` one for each sequence or None, in a list; ``alibi_slopes`` and ``sinks`` of shape (H,) or (n, H).
+    Dropout counts heads over the whole batch, s · H + h, and rows and keys within a sequence.
 
     Examples
     --------
@@ -46,11 +45,10 @@ def varlen_attention(
     >>> varlen_attention(x, x, x, [0, 1, 3], [0, 1, 3]).ravel().round(4)
     array([1.    , 3.964 , 3.9993])
     """
-    arrays = as_array("query", query), as_array("key", key), as_array("value", value)
-    compute, result = dtypes(compute_dtype, dict(zip(("query", "key", "value"), arrays, strict=True)))
-    out = np.empty((*arrays[0].shape[:2], arrays[2].shape[2]), result)
-    lse = np.empty(arrays[0].shape[1::-1], compute)
-    for rows, one in _sequences(*arrays, cu_seqlens_q, cu_seqlens_k, options):
+    (q, _, v), result = convert(compute_dtype, query, key, value)
+    out = np.empty((*q.shape[:2], v.shape[2]), result)
+    lse = np.empty(q.shape[1::-1], q.dtype)
+    for rows, one in _sequences((query, key, value), cu_seqlens_q, cu_seqlens_k, options):
         out_s, lse[:, rows] = scaled_dot_product_attention(
             **one, return_lse=True, compute_dtype=compute_dtype
         )
@@ -71,7 +69,8 @@ def varlen_attention_vjp(
 ) -> tuple[Any, Callable[..., AttentionGradients]]:
     """Compute attention over packed sequences, and a function that pulls gradients back through it.
 
-    The gradient of ``attn_mask`` is a list.
+    The gradients are those of :func:`~selfattn.reference.scaled_dot_product_attention_vjp`; that of ``attn_mask`` is a
+    list.
 
     Examples
     --------
@@ -81,26 +80,33 @@ def varlen_attention_vjp(
     >>> pullback(np.ones_like(out)).value.sum().round(4)  # the weights of each of three rows sum to 1
     np.float64(3.0)
     """
-    arrays = as_array("query", query), as_array("key", key), as_array("value", value)
     if options.get("dropout_p", 0) > 0:
-        options["rng"] = seed_from_rng(options.get("rng"))
+        options["rng"] = seed_of(options.get("rng"))
     result = varlen_attention(
-        *arrays, cu_seqlens_q, cu_seqlens_k, return_lse=return_lse, compute_dtype=compute_dtype, **options
+        query,
+        key,
+        value,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        return_lse=return_lse,
+        compute_dtype=compute_dtype,
+        **options,
     )
 
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
-        d_out = as_array("grad_out", grad_out)
-        d_lse = None if grad_lse is None else as_array("grad_lse", grad_lse)
+        d_out = np.asarray(grad_out)
+        d_lse = None if grad_lse is None else np.asarray(grad_lse)
         found = []
-        for rows, one in _sequences(*arrays, cu_seqlens_q, cu_seqlens_k, options):
+        for rows, one in _sequences((query, key, value), cu_seqlens_q, cu_seqlens_k, options):
             _, pull = scaled_dot_product_attention_vjp(**one, return_lse=True, compute_dtype=compute_dtype)
             found.append(pull(d_out[rows].swapaxes(0, 1), None if d_lse is None else d_lse[:, rows]))
         fields: dict[str, Any] = {}
-        for name, given in zip(("query", "key", "value"), arrays, strict=True):
+        for name, given in ("query", query), ("key", key), ("value", value):
             parts = [getattr(one, name).swapaxes(0, 1) for one in found]
             fields[name] = np.concatenate(parts) if parts else np.zeros_like(given)
-        if options.get("attn_mask") is not None:
-            fields["attn_mask"] = [one.attn_mask for one in found]
+        masks = [one.attn_mask for one in found]
+        if any(mask is not None for mask in masks):
+            fields["attn_mask"] = masks
         for name in PER_HEAD:
             if (scalars := options.get(name)) is not None:
                 each = np.array([getattr(one, name) for one in found]).reshape(-1, d_out.shape[1])
@@ -111,25 +117,23 @@ def varlen_attention_vjp(
 
 
 def _sequences(
-    query: Array,
-    key: Array,
-    value: Array,
+    given: tuple[npt.ArrayLike, ...],
     cu_seqlens_q: npt.ArrayLike,
     cu_seqlens_k: npt.ArrayLike,
     options: dict[str, Any],
 ) -> Iterator[tuple[slice, dict[str, Any]]]:
     """Yield each sequence's rows, and the arguments of its own call: (H, L, E), (H_kv, S, E), (H_kv, S, Ev)."""
-    rows = [slice(a, b) for a, b in pairwise(as_array("cu_seqlens_q", cu_seqlens_q))]
-    keys = [slice(a, b) for a, b in pairwise(as_array("cu_seqlens_k", cu_seqlens_k))]
+    rows, keys = ([slice(a, b) for a, b in pairwise(np.asarray(x))] for x in (cu_seqlens_q, cu_seqlens_k))
+    query, key, value = map(np.asarray, given)
     heads = query.shape[1]
-    seed = seed_from_rng(options.get("rng")) if options.get("dropout_p", 0) > 0 else None
+    seed = seed_of(options.get("rng")) if options.get("dropout_p", 0) > 0 else None
     for s in range(len(rows)):
         own = dict(options, rng=seed, first_head=s * heads)
         if own.get("attn_mask") is not None:
             own["attn_mask"] = own["attn_mask"][s]
         for name in PER_HEAD:
             if (scalars := options.get(name)) is not None:
-                own[name] = np.broadcast_to(as_array(name, scalars), (len(rows), heads))[s]
+                own[name] = np.broadcast_to(scalars, (len(rows), heads))[s]
         for name, x in (("query", query[rows[s]]), ("key", key[keys[s]]), ("value", value[keys[s]])):
             own[name] = x.swapaxes(0, 1)
         yield rows[s], own

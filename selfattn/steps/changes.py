@@ -1,23 +1,23 @@
-"""Changes of what a transformer computes: a head off, a step of another text in place of its own, a word that is not seen.
+"""Changes of what a transformer computes.
 
-A :class:`Change` says what is changed and where; `selfattn.steps.transformer` obeys it. `selfattn.models.readings` says what a change does
-to a model's answer.
+A head is off, a step of another text is in place of its own, or a word is not seen.
+
+A :class:`Change` says what is changed and where; `selfattn.steps.transformer` obeys it. `selfattn_models.readings`
+says what a change does to a model's answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array, as_array, as_integers, check_size, one_of
-
-if TYPE_CHECKING:
-    from selfattn.engine.transformer import Layer, Transformer
-    from selfattn.steps.transformer import TransformerSteps
+from selfattn.engine.transformer import Layer, Transformer
+from selfattn.steps.records import AFTER_ATTENTION, BEFORE_ATTENTION, TransformerSteps
 
 __all__ = ["Change"]
 
@@ -26,19 +26,16 @@ Value = Callable[[Array, Array], Any]
 
 # Steps with an axis of heads. Those that are not among them have one row for each token.
 BY_HEAD = ("query", "key", "value", "query_norm", "key_norm", "weights", "output")
-STEPS = (
-    "inputs", "attention_inputs", *BY_HEAD, "concatenated", "projected_output", "attention_post_norm", "residual", "norm",
-    "feed_forward_inputs", "gate", "up", "activated", "down", "feed_forward_post_norm", "feed_forward_residual", "feed_forward_norm",
-    "result",
-)  # fmt: skip
-SEEN = "which keys are seen"  # what `Change.hide` changes
+STEPS = (*BEFORE_ATTENTION, "weights", "output", *AFTER_ATTENTION, "result")
+VISIBILITY = "which keys are seen"  # the step that `Change.hide` changes
 
 
 @dataclass(frozen=True)
 class Edit:
     """One step that is changed: what ``value`` makes of it and of the layer's inputs takes its place.
 
-    ``layer`` None means all layers, ``heads`` and ``tokens`` None all of them. Of SEEN, ``value`` returns the hidden keys.
+    ``layer`` None means all layers, ``heads`` and ``tokens`` None all of them. Of the step VISIBILITY, ``value``
+    returns the hidden keys.
     """
 
     layer: int | None
@@ -47,7 +44,7 @@ class Edit:
     tokens: tuple[int, ...] | None
     value: Value = field(repr=False)
 
-    def applied(self, x: Array, inputs: Array) -> Array:
+    def perform(self, x: Array, inputs: Array) -> Array:
         """Return a copy of a step with what takes the place of its heads and tokens."""
         heads = () if x.ndim == 2 else (range(len(x)) if self.heads is None else self.heads,)
         rows = range(x.shape[-2]) if self.tokens is None else self.tokens
@@ -73,24 +70,26 @@ class Edit:
 class Change:
     """A change of what a transformer computes, for ``steps`` and ``hidden_states`` of a model.
 
-    Its methods make changes; ``layer``, ``head`` and ``**at`` are the same in all, as in :meth:`off`. ``+`` joins two, of which the second is applied to what the first makes. ``Change()`` changes nothing.
-    Layers, heads and tokens are counted from 0. A model checks a change when it computes with it.
+    Its methods make changes; ``layer``, ``head`` and ``**at`` are the same in all, as in :meth:`off`. ``+`` joins
+    two, of which the second is applied to what the first makes. ``Change()`` changes nothing. Layers, heads and
+    tokens are counted from 0. A model checks a change when it computes with it.
 
-    A step is named as in :class:`selfattn.steps.transformer.TransformerLayerSteps`: ``"output"`` of the heads (H, L, D), their
-    ``"weights"`` (H, L, L), what attention adds ``"projected_output"`` (L, d), what the feed-forward network adds ``"down"`` (L, d), and
-    so on. ``"result"`` (L, d) is what leaves the layer, whichever step is its last.
+    A step is named as in :class:`selfattn.steps.records.TransformerLayerSteps`: ``"output"`` of the heads (H, L,
+    D), their ``"weights"`` (H, L, L), what attention adds ``"projected_output"`` (L, d), what the feed-forward
+    network adds ``"down"`` (L, d), and so on. ``"result"`` (L, d) is what leaves the layer, whichever step is its
+    last.
 
     References
     ----------
-    Michel et al., "Are Sixteen Heads Really Better than One?", 2019, equation 2, for heads that are off; Vig et al., "Investigating Gender
-    Bias in Language Models Using Causal Mediation Analysis", 2020, section 3, for steps of another text; Geva et al., "Dissecting Recall
-    of Factual Associations in Auto-Regressive Language Models", 2023, section 5, for words that are not seen.
+    Michel et al., "Are Sixteen Heads Really Better than One?", 2019, equation 2, for heads that are off; Vig et al.,
+    "Investigating Gender Bias in Language Models Using Causal Mediation Analysis", 2020, section 3, for steps of
+    another text; Geva et al., "Dissecting Recall of Factual Associations in Auto-Regressive Language Models", 2023,
+    section 5, for words that are not seen.
 
     Examples
     --------
-    >>> from selfattn import models
-    >>> sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "intermediate_size": 32}
-    >>> model = models.BertModel(sizes | {"vocab_size": 9}, rng=0)
+    >>> from selfattn import nn
+    >>> model = nn.GPT(9, d_model=16, num_layers=2, num_heads=4, max_seq_len=8, rng=0)
     >>> off = Change.off(0, head=1)
     >>> model.steps([1, 2, 3], change=off).layers[0].output[1].any()
     np.False_
@@ -116,17 +115,23 @@ class Change:
         head : int or sequence of int, optional
             These heads give 0 to the output projection.
         **at
-            ``step``: ``"projected_output"`` switches attention off, ``"down"`` the feed-forward network, biases included; by default
-            ``"output"`` with heads, else ``"result"``: the layer is left out, and what enters it leaves it. ``tokens``, an int or a
-            sequence of int: only there.
+            ``step``: ``"projected_output"`` switches attention off, ``"down"`` the feed-forward network, biases
+            included; by default ``"output"`` with heads, else ``"result"``: the layer is left out, and what enters it
+            leaves it. ``tokens``, an int or a sequence of int: only there.
         """
         skips = head is None and at.get("step", "result") == "result"
-        return cls._made(layer, head, at, lambda x, own: own if skips else np.zeros_like(x))
+        return cls._edit(layer, head, at, lambda x, own: own if skips else np.zeros_like(x))
 
     @classmethod
     def patch(
-        cls, layer: int, source: TransformerSteps, head: Numbers = None, *, source_tokens: Numbers = None, **at: Any
-    ) -> Change:  # fmt: skip
+        cls,
+        layer: int,
+        source: TransformerSteps,
+        head: Numbers = None,
+        *,
+        source_tokens: Numbers = None,
+        **at: Any,
+    ) -> Change:
         """Return a change that puts a step of another run in the place of this one's.
 
         Parameters
@@ -134,13 +139,15 @@ class Change:
         source : TransformerSteps
             What ``steps`` of the same model has returned, of another text or of a changed run.
         source_tokens : int or sequence of int, optional
-            The tokens of the other text, as many as ``tokens``; by default the same ones. Texts of different lengths need one or both.
+            The tokens of the other text, as many as ``tokens``; by default the same ones. Texts of different lengths
+            need one or both.
         """
-        if not hasattr(source, "layers"):
+        if not isinstance(source, TransformerSteps):
             raise TypeError(
-                f"source must be what steps() of a model returns, not {type(source).__name__}: patch(layer, source, head)"
+                f"source must be what steps() of a model returns, not {type(source).__name__}: "
+                "patch(layer, source, head)"
             )
-        edit, whole = cls._of(layer, [source], head, at)
+        edit, whole = cls._edit_of(layer, [source], head, at)
         rows = edit.tokens if source_tokens is None else _numbers("source_tokens", source_tokens)
         if rows is not None and edit.tokens is not None and len(rows) != len(edit.tokens):
             raise ValueError(f"tokens {edit.tokens} and source_tokens {rows} differ in number")
@@ -158,9 +165,15 @@ class Change:
 
     @classmethod
     def mean(
-        cls, layer: int, sources: TransformerSteps | Iterable[TransformerSteps], head: Numbers = None, **at: Any
-    ) -> Change:  # fmt: skip
-        """Return a change that puts the mean over all tokens of some runs, of any texts, in the place of each row of a step.
+        cls,
+        layer: int,
+        sources: TransformerSteps | Iterable[TransformerSteps],
+        head: Numbers = None,
+        **at: Any,
+    ) -> Change:
+        """Return a change that puts a mean in the place of each row of a step.
+
+        It is the mean over all tokens of some runs, of any texts.
 
         Parameters
         ----------
@@ -169,7 +182,9 @@ class Change:
         """
         if at.get("step") == "weights":
             raise ValueError("weights of texts of different lengths have no mean; change the step output")
-        edit, rows = cls._of(layer, [sources] if hasattr(sources, "layers") else sources, head, at)
+        edit, rows = cls._edit_of(
+            layer, [sources] if isinstance(sources, TransformerSteps) else sources, head, at
+        )
         value = rows.mean(axis=-2, keepdims=True, dtype=np.float64).astype(rows.dtype)
         return cls((replace(edit, value=lambda x, _: np.broadcast_to(value, x.shape)),))
 
@@ -182,12 +197,12 @@ class Change:
         Parameters
         ----------
         function : callable
-            Takes a copy of the chosen heads and tokens, such as (heads, tokens, D) of ``"output"``; returns an array that broadcasts to
-            it, which is converted to its dtype.
+            Takes a copy of the chosen heads and tokens, such as (heads, tokens, D) of ``"output"``; returns an array
+            that broadcasts to it, which is converted to its dtype.
         """
         if not callable(function):
             raise TypeError(f"function must be callable, not {type(function).__name__}")
-        return cls._made(layer, head, at, lambda x, _: function(x))
+        return cls._edit(layer, head, at, lambda x, _: function(x))
 
     @classmethod
     def hide(
@@ -205,25 +220,27 @@ class Change:
         """
         if not (keys := _numbers("tokens", tokens)):
             raise ValueError("tokens must be the tokens to hide, not None or none")
-        made = cls._made(layer or 0, head, {"step": SEEN, "tokens": queries}, lambda x, _: np.array(keys))
-        return made if layer is not None else cls((replace(made.edits[0], layer=None),))
+        change = cls._edit(
+            layer or 0, head, {"step": VISIBILITY, "tokens": queries}, lambda x, _: np.array(keys)
+        )
+        return change if layer is not None else cls((replace(change.edits[0], layer=None),))
 
     @classmethod
-    def _made(cls, layer: int, head: Numbers, at: dict[str, Any], value: Value) -> Change:
+    def _edit(cls, layer: int, head: Numbers, at: dict[str, Any], value: Value) -> Change:
         if unknown := at.keys() - {"step", "tokens"}:
             raise TypeError(f"a change takes step and tokens, not {', '.join(sorted(unknown))}")
         step = at.get("step") or ("result" if head is None else "output")
-        if step != SEEN:
+        if step != VISIBILITY:
             one_of("step", step, STEPS)
-        if head is not None and step not in (*BY_HEAD, SEEN):
+        if head is not None and step not in (*BY_HEAD, VISIBILITY):
             raise ValueError(f"{step} has no heads; {', '.join(BY_HEAD)} have")
         number = check_size("layer", layer, 0)
         return cls((Edit(number, step, _numbers("head", head), _numbers("tokens", at.get("tokens")), value),))
 
     @classmethod
-    def _of(cls, layer: int, sources: Any, head: Numbers, at: dict[str, Any]) -> tuple[Edit, Array]:
+    def _edit_of(cls, layer: int, sources: Any, head: Numbers, at: dict[str, Any]) -> tuple[Edit, Array]:
         """Return what is changed, and the rows of that step in other runs."""
-        edit = cls._made(layer, head, at, lambda x, _: x).edits[0]
+        edit = cls._edit(layer, head, at, lambda x, _: x).edits[0]
         found = [_step_of(each, edit) for each in sources]
         if not found:
             raise ValueError("sources must have at least one run")
@@ -247,13 +264,13 @@ class Change:
                 _check(
                     "head", edit.heads or (), heads, f"{edit.step} of layer {edit.layer} has {heads} heads"
                 )
-            hidden = edit.value(*[np.empty(0)] * 2).tolist() if edit.step == SEEN else ()
+            hidden = edit.value(*[np.empty(0)] * 2).tolist() if edit.step == VISIBILITY else ()
             _check("tokens", (*(edit.tokens or ()), *hidden), length, f"the text has {length} tokens")
 
 
-def seen(edits: Sequence[Edit], heads: int, length: int, mask: Array | None) -> Array | None:
+def hide_keys(edits: Sequence[Edit], heads: int, length: int, mask: Array | None) -> Array | None:
     """Return a mask, boolean or added to scores, that also hides what edits hide."""
-    open_, hides = np.ones((heads, length, length), bool), [edit for edit in edits if edit.step == SEEN]
+    open_, hides = np.ones((heads, length, length), bool), [edit for edit in edits if edit.step == VISIBILITY]
     for edit in hides:
         keys, every = edit.value(open_, open_), range(length)
         for h in range(heads) if edit.heads is None else edit.heads:
@@ -264,9 +281,9 @@ def seen(edits: Sequence[Edit], heads: int, length: int, mask: Array | None) -> 
     return mask & open_ if mask.dtype == np.bool_ else np.where(open_, mask, mask.dtype.type(-np.inf))
 
 
-def missing(edits: Sequence[Edit], n: int, has: Iterable[str]) -> None:
+def check_steps(edits: Sequence[Edit], n: int, has: Iterable[str]) -> None:
     """Refuse edits of steps that a layer does not have."""
-    known = (*has, "weights", "output", "result", SEEN)
+    known = (*has, "weights", "output", "result", VISIBILITY)
     for edit in edits:
         if edit.step not in known:
             raise ValueError(f"layer {n} has no step {edit.step!r}; it has {', '.join(known[:-1])}")
@@ -289,11 +306,11 @@ def _check(name: str, given: Sequence[int], count: int, says: str) -> None:
 
 def _step_of(source: TransformerSteps, edit: Edit) -> Array:
     """Return a step of another run."""
-    if not hasattr(source, "layers"):
+    if not isinstance(source, TransformerSteps):
         raise TypeError(f"a source must be what steps() of a model returns, not {type(source).__name__}")
     _check("layer", (edit.layer or 0,), len(source.layers), f"the other run has {len(source.layers)} layers")
     layer = source.layers[edit.layer or 0]
-    missing([edit], edit.layer or 0, layer.to_dict(weighted_values=False))
+    check_steps([edit], edit.layer or 0, layer.to_dict(weighted_values=False))
     found: Array = getattr(layer, edit.step)
     if edit.heads:
         count = len(found)

@@ -1,157 +1,42 @@
 """Transformers step by step: their inputs, and the named intermediate values of every layer and head.
 
-The settings are those of the core, :class:`selfattn.engine.transformer.Transformer`; `selfattn.reference.transformer` computes
-the steps, with the attention of :func:`selfattn.attention_steps`.
+The settings are those of the core, :class:`selfattn.engine.transformer.Transformer`; `selfattn.reference.transformer`
+computes the steps, with the attention of :func:`selfattn.attention_steps`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from selfattn._check import Array, as_array
 from selfattn.engine.transformer import Transformer, forward, without_table
-from selfattn.reference.transformer import Tape, Watch, normalised, one_layer
-from selfattn.steps.attention import AttentionSteps, attention_steps
-from selfattn.steps.changes import BY_HEAD, Change, Edit, missing, seen
-from selfattn.steps.layers import StackSteps
+from selfattn.reference.transformer import Tape, Watch, normalise, one_layer
+from selfattn.steps.attention import attention_steps
+from selfattn.steps.changes import BY_HEAD, Change, Edit, check_steps, hide_keys
+from selfattn.steps.records import TransformerLayerSteps, TransformerSteps
 
 __all__ = [
-    "TransformerLayerSteps", "TransformerSteps", "above", "changed_layer", "checked", "states", "transformer_steps",
+    "TransformerLayerSteps",
+    "TransformerSteps",
+    "changed_layer",
+    "check_change",
+    "compute_layers",
+    "states",
+    "transformer_steps",
     "weights_gradients",
-]  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TransformerLayerSteps:
-    """The intermediate results of one layer of a transformer, with H heads of width D.
-
-    In the order of the computation; those that a layer does not have are None.
-
-    Attributes
-    ----------
-    inputs : ndarray, shape (L, d)
-    attention_inputs : ndarray or None, shape (L, d)
-        Normalised, where the norm comes first.
-    query, key, value : ndarray, shape (H, L, D)
-        The projections, split into heads, before norms of heads and rotary positions.
-    query_norm, key_norm : ndarray or None, shape (H, L, D)
-        Each head normalised, where the layer has these norms.
-    attention : AttentionSteps
-        Of all heads; :attr:`scores`, :attr:`weights` and :attr:`output` are its own. Rotary positions have rotated its
-        query and key.
-    concatenated : ndarray, shape (L, H * D)
-        The concatenated outputs of the heads.
-    projected_output : ndarray or None, shape (L, d)
-    attention_post_norm : ndarray or None, shape (L, d)
-        Normalised before the sum, where the layer has this norm.
-    residual : ndarray, shape (L, d)
-        Plus ``inputs``.
-    norm : ndarray or None, shape (L, d)
-        The residual normalised, where the norm comes after.
-    feed_forward_inputs : ndarray or None, shape (L, d)
-        The residual normalised, where the norm comes first.
-    gate, up : ndarray or None, shape (L, f)
-        The projections to the inner width.
-    activated : ndarray or None, shape (L, f)
-        ``activation(up)``, or ``activation(gate) * up``.
-    down : ndarray or None, shape (L, d)
-    feed_forward_post_norm : ndarray or None, shape (L, d)
-        Normalised before the sum, where the layer has this norm.
-    feed_forward_residual : ndarray or None, shape (L, d)
-        Plus the residual or norm before the feed-forward network.
-    feed_forward_norm : ndarray or None, shape (L, d)
-    """
-
-    inputs: Array
-    attention_inputs: Array | None = None
-    query: Array
-    key: Array
-    value: Array
-    query_norm: Array | None = None
-    key_norm: Array | None = None
-    attention: AttentionSteps
-    concatenated: Array
-    projected_output: Array | None = None
-    attention_post_norm: Array | None = None
-    residual: Array
-    norm: Array | None = None
-    feed_forward_inputs: Array | None = None
-    gate: Array | None = None
-    up: Array | None = None
-    activated: Array | None = None
-    down: Array | None = None
-    feed_forward_post_norm: Array | None = None
-    feed_forward_residual: Array | None = None
-    feed_forward_norm: Array | None = None
-
-    @property
-    def scores(self) -> Array:
-        """``query @ key.T``, (H, L, L)."""
-        return self.attention.scores
-
-    @property
-    def weights(self) -> Array:
-        """The softmax of the scaled and masked scores, (H, L, L)."""
-        return self.attention.weights
-
-    @property
-    def output(self) -> Array:
-        """The output of each head, (H, L, D)."""
-        return self.attention.output
-
-    @property
-    def result(self) -> Array:
-        """The result of the layer: the last of the steps."""
-        return list(self.to_dict(weighted_values=False).values())[-1]
-
-    def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
-        """Return all steps by name, in order, with the steps of attention."""
-        steps: dict[str, Array] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, AttentionSteps):
-                steps |= value.to_dict(weighted_values=weighted_values)
-            elif value is not None:
-                steps[each.name] = value
-        return steps
-
-    def __repr__(self) -> str:
-        heads, length, width = self.query.shape
-        steps = self.to_dict(weighted_values=False).items()
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in steps)
-        return f"{type(self).__name__}: {length} tokens, {heads} heads of {width}; {shapes}"
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TransformerSteps(StackSteps):
-    """The intermediate results of a transformer, as :func:`transformer_steps` returns them.
-
-    Attributes
-    ----------
-    embeddings : ndarray, shape (L, d)
-        Rows of the table, times its factor, plus the row that is added to all of them.
-    positions : ndarray or None, shape (L, d)
-        The encodings of positions that are added.
-    inputs : ndarray, shape (L, d)
-        The input of the first layer: their sum, normalised if the model has a norm there.
-    layers : tuple of TransformerLayerSteps
-        The result of each is the input of the next.
-    output : ndarray, shape (L, d)
-        The result of the model, after its last norm.
-    tokens : tuple of str or None
-        The pieces of the text.
-    """
-
-    layers: tuple[TransformerLayerSteps, ...]
+]
 
 
 def transformer_steps(
-    model: Transformer, inputs: Sequence[int] | Array, tokens: Sequence[str] | None = None, change: Change | None = None
-) -> TransformerSteps:  # fmt: skip
+    model: Transformer,
+    inputs: Sequence[int] | Array,
+    tokens: Sequence[str] | None = None,
+    change: Change | None = None,
+) -> TransformerSteps:
     """Compute a transformer for one sequence, and keep every intermediate result.
 
     Parameters
@@ -174,18 +59,18 @@ def transformer_steps(
     embeddings = given if model.table is None else model.table[given]
     if model.table_factor is not None:
         embeddings = embeddings * embeddings.dtype.type(model.table_factor)
-    if model.always is not None:
-        embeddings = embeddings + model.always
+    if model.token_type_row is not None:
+        embeddings = embeddings + model.token_type_row
     positions = None if model.positions is None else model.positions[: len(embeddings)].copy()
     tape = Tape()  # records what gradients need; the steps have no gradients
     x = embeddings if positions is None else embeddings + positions
-    x = normalised(tape, model.embedding_norm, x, ())
+    x = normalise(tape, model.embedding_norm, x, ())
     first, layers, names = x, [], None if tokens is None else tuple(tokens)
-    checked(change, model, len(x))
+    check_change(change, model, len(x))
     for n in range(len(model.layers)):
         x, kept = changed_layer(model, n, x, [change or Change()], names)
         layers += kept
-    x = normalised(tape, model.final_norm, x, ())
+    x = normalise(tape, model.final_norm, x, ())
     for array in (embeddings, positions, first, x):
         if array is not None and array.flags.owndata:
             array.flags.writeable = False
@@ -194,7 +79,7 @@ def transformer_steps(
     )
 
 
-def checked(change: Any, model: Transformer, length: int) -> None:
+def check_change(change: Any, model: Transformer, length: int) -> None:
     """Refuse what is not a change, or not one of this model and a text of this length."""
     if change is None:
         return
@@ -206,12 +91,17 @@ def checked(change: Any, model: Transformer, length: int) -> None:
 def changed_layer(
     model: Transformer, n: int, x: Array, changes: Sequence[Change], tokens: tuple[str, ...] | None = None
 ) -> tuple[Array, list[TransformerLayerSteps]]:
-    """Compute layer n for packed sequences of one length, one for each change; return its rows, and the steps of each."""
-    every = [_Seen(change.of_layer(n), tokens) for change in changes]
-    x = one_layer(Tape(), model, n, x, np.arange(len(every) + 1) * (len(x) // len(every)), _Together(every))
+    """Compute layer n for packed sequences of one length, one for each change.
+
+    Return its rows, and the steps of each.
+    """
+    every = [KeptValues(change.of_layer(n), tokens) for change in changes]
+    x = one_layer(
+        Tape(), model, n, x, np.arange(len(every) + 1) * (len(x) // len(every)), CombinedWatch(every)
+    )
     results = np.split(x, len(every))
     for k, watch in enumerate(every):
-        missing(watch.edits, n, watch.steps)
+        check_steps(watch.edits, n, watch.steps)
         if any(edit.step == "result" for edit in watch.edits):
             last, results[k] = list(watch.steps)[-1], watch.keep("result", results[k])
             watch.steps[last] = watch.steps.pop("result")
@@ -226,19 +116,22 @@ def states(model: Transformer, inputs: Array, change: Change | None = None) -> l
     x = inputs
     if model.table is not None or model.embedding_norm is not None:
         x = forward(model._replace(layers=(), final_norm=None), inputs, np.array([0, len(inputs)]))
-    checked(change, model, len(x))
+    check_change(change, model, len(x))
     found = [x]
     for n in range(len(model.layers)):
         is_changed = change is not None and bool(change.of_layer(n))
         if is_changed:
             x, _ = changed_layer(model, n, x, [change or Change()])
-        x = above(model, n + is_changed, n + 1, x)
+        x = compute_layers(model, n + is_changed, n + 1, x)
         found.append(x)
     return found
 
 
-def above(model: Transformer, begin: int, end: int, x: Array, sequences: int = 1) -> Array:
-    """Compute layers ``begin`` to ``end`` - 1 of sequences of one length, packed, and the final norm after the last layer."""
+def compute_layers(model: Transformer, begin: int, end: int, x: Array, sequences: int = 1) -> Array:
+    """Compute layers ``begin`` to ``end`` - 1 of packed sequences of one length.
+
+    The final norm follows after the last layer.
+    """
     layers, norm = model.layers[begin:end], model.final_norm if end == len(model.layers) else None
     if not layers and norm is None:
         return x
@@ -247,8 +140,11 @@ def above(model: Transformer, begin: int, end: int, x: Array, sequences: int = 1
     return forward(bare._replace(layers=layers, final_norm=norm), x, ends)
 
 
-class _Together(Watch):
-    """Gives each of several sequences of one length to its own watch, so that products are those of all rows at once."""
+class CombinedWatch(Watch):
+    """Gives each of several sequences of one length to its own watch.
+
+    So products are those of all rows at once.
+    """
 
     def __init__(self, every: Sequence[Any]) -> None:
         self.every = every
@@ -256,7 +152,9 @@ class _Together(Watch):
     def keep(self, name: str, x: Array) -> Array:
         return np.concatenate([w.keep(name, own) for w, own in zip(self.every, self._split(x), strict=True)])
 
-    def attend(self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any) -> tuple[Array, Any]:  # fmt: skip
+    def attend(
+        self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
+    ) -> tuple[Array, Any]:
         masks = options.pop("attn_mask") or [None] * len(self.every)
         own = zip(self.every, *map(self._split, (query, key, value)), masks, strict=True)
         found = [w.attend(*x, cu_seqlens, attn_mask=mask, **options)[0] for w, *x, mask in own]
@@ -266,7 +164,7 @@ class _Together(Watch):
         return np.split(x, len(self.every))
 
 
-class _Seen(Watch):
+class KeptValues(Watch):
     """Keeps the intermediate values of a layer and its attention, for one sequence, and changes them."""
 
     def __init__(self, edits: tuple[Edit, ...], tokens: tuple[str, ...] | None) -> None:
@@ -274,27 +172,27 @@ class _Seen(Watch):
 
     def keep(self, name: str, x: Array) -> Array:
         first = x.swapaxes(0, 1) if name in BY_HEAD else x  # heads first
-        self.steps[name] = kept = self.edited(name, first)
+        self.steps[name] = kept = self._change(name, first)
         kept.flags.writeable = False
         return x if kept is first else kept.swapaxes(0, 1) if name in BY_HEAD else kept
 
-    def edited(self, name: str, x: Array) -> Array:
+    def _change(self, name: str, x: Array) -> Array:
         """Return a step as it is changed."""
         for edit in self.edits:
             if edit.step == name:
-                x = edit.applied(x, self.steps.get("inputs", x))
+                x = edit.perform(x, self.steps.get("inputs", x))
         return x
 
     def attend(
         self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
     ) -> tuple[Array, Any]:
-        options["attn_mask"] = seen(self.edits, query.shape[1], len(query), options["attn_mask"])
+        options["attn_mask"] = hide_keys(self.edits, query.shape[1], len(query), options["attn_mask"])
         by_head = [x.swapaxes(0, 1) for x in (query, key, value)]
         steps = attention_steps(by_head[0], by_head[1], by_head[2], **options)
-        weights = self.edited("weights", steps.weights)
+        weights = self._change("weights", steps.weights)
         if weights is not steps.weights:
             steps = replace(steps.with_weights(weights), weights=weights)
-        steps = replace(steps, output=self.edited("output", steps.output), tokens=self.tokens)
+        steps = replace(steps, output=self._change("output", steps.output), tokens=self.tokens)
         self.steps["attention"] = steps
         return steps.output.swapaxes(0, 1), None
 
@@ -302,15 +200,15 @@ class _Seen(Watch):
 def weights_gradients(model: Transformer, steps: TransformerSteps, dy: Array) -> list[Array]:
     """Return the gradient of the weights of each layer, (H, L, L), from that of the output, (L, d)."""
     found, tape, x = [], Tape(), steps.layers[-1].result if steps.layers else steps.inputs
-    g = tape.back(normalised(tape, model.final_norm, x, (0, 0)), dy)[id(x)]
+    g = tape.back(normalise(tape, model.final_norm, x, (0, 0)), dy)[id(x)]
     for n in reversed(range(len(steps.layers))):
-        tape, watch, x = Tape(), _OfWeights(), steps.layers[n].inputs
+        tape, watch, x = Tape(), WeightsWatch(), steps.layers[n].inputs
         g = tape.back(one_layer(tape, model, n, x, np.array([0, len(x)]), watch), g)[id(x)]
         found.append(watch.gradient)
     return found[::-1]
 
 
-class _OfWeights(Watch):
+class WeightsWatch(Watch):
     """Computes the gradient of attention's weights, (H, L, L), in the backward pass of a layer."""
 
     gradient: Array
@@ -318,9 +216,9 @@ class _OfWeights(Watch):
     def attend(self, query: Array, key: Array, value: Array, *more: Any, **options: Any) -> tuple[Array, Any]:
         y, pull = super().attend(query, key, value, *more, **options)
 
-        def pulled(dy: Array) -> Any:
+        def pullback(dy: Array) -> Any:
             own = np.repeat(value, query.shape[1] // value.shape[1], axis=1)
             self.gradient = np.einsum("ihd,jhd->hij", dy, own)
             return pull(dy)
 
-        return y, pulled
+        return y, pullback

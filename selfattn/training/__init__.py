@@ -13,7 +13,8 @@ True
 """
 
 from selfattn.training.fitting import fit
-from selfattn.training.loop import Callback, History, Interrupted, Step, Task
+from selfattn.training.objectives import Task
+from selfattn.training.state import Callback, History, Interrupted, Step
 from selfattn.training.triplets import (
     SPLITS,
     Triplet,
@@ -26,6 +27,18 @@ from selfattn.training.triplets import (
 )
 
 __all__ = [
-    "SPLITS", "Callback", "History", "Interrupted", "Step", "Task", "Triplet", "fit", "make_triplets",
-    "read_lines", "read_pairs", "read_sentences", "read_triplets", "split_sentences",
-]  # fmt: skip
+    "SPLITS",
+    "Callback",
+    "History",
+    "Interrupted",
+    "Step",
+    "Task",
+    "Triplet",
+    "fit",
+    "make_triplets",
+    "read_lines",
+    "read_pairs",
+    "read_sentences",
+    "read_triplets",
+    "split_sentences",
+]

@@ -85,7 +85,7 @@ class Items:
         self.done, self.order = done, order
 
 
-class _Counted:
+class CountedBatches:
     """Batches without an order to save: their place is a count."""
 
     batch_size: int | None = None
@@ -102,7 +102,7 @@ class _Counted:
         self.done = done
 
 
-class Stream(_Counted):
+class Stream(CountedBatches):
     """An iterable of batches: each epoch iterates over it again."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -148,7 +148,7 @@ class Stream(_Counted):
         self.done, self.iterator, self.ahead = 0, None, []
 
 
-class Draws(_Counted):
+class Draws(CountedBatches):
     """Batches that a function draws with a random generator, without epochs."""
 
     batches: int | None = None
@@ -191,8 +191,8 @@ def source_of(batches: Any, batch_size: int | None, shuffle: bool | None) -> Sou
             inspect.signature(batches).bind("rng")
         except TypeError:
             raise TypeError(
-                "a function as batches must take one argument, the generator that it draws with: its state is part of a "
-                "checkpoint"
+                "a function as batches must take one argument, the generator that it draws with: its "
+                "state is part of a checkpoint"
             ) from None
         except ValueError:
             pass  # a function without a signature

@@ -1,7 +1,7 @@
 """Checkpoints: everything that the next step of a training depends on, in one safetensors file.
 
-Its header has everything but the arrays, as JSON. A new checkpoint replaces the old one in one rename, so there is always a
-whole one.
+Its header has everything but the arrays, as JSON. A new checkpoint replaces the old one in one rename, so there is
+always a whole one.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from selfattn import _disk
-from selfattn.nn.init import Generator
-from selfattn.random import TorchGenerator
+from selfattn._check import warn
+from selfattn.training.generators import generator_state, generators, set_generator_state
+from selfattn.training.state import TrainingState
 
-if TYPE_CHECKING:
-    from selfattn.training.loop import Training
-
-FORMAT = "selfattn.training checkpoint 1"
+FORMAT = "selfattn.training checkpoint 2"
+WITHOUT_DIGEST = "selfattn.training checkpoint 1"  # of checkouts before this one
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Write a tree of dicts and lists whose leaves are arrays, numbers, texts and None."""
     tree, arrays = parts(state)
-    _disk.write_file(path, _disk.to_safetensors(arrays, {"format": FORMAT, "tree": tree}))
+    metadata = {"format": FORMAT, "tree": tree, "digest": _digest_of_parts(tree, arrays)}
+    _disk.write_file(path, _disk.to_safetensors(arrays, metadata))
 
 
 def parts(state: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -40,8 +40,16 @@ def parts(state: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 def load(path: Path) -> dict[str, Any]:
     """Read a file that :func:`save` wrote, with lists in place of tuples; a damaged or other file is a ValueError."""
     arrays, metadata = _disk.read_safetensors(path)
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") == WITHOUT_DIGEST:
+        warn(
+            f"{path} was written by an older selfattn, without a checksum, so damage to its numbers is not seen"
+        )
+    elif metadata.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of selfattn's")
+    elif metadata.get("digest") != _digest_of_parts(metadata.get("tree", ""), arrays):
+        raise ValueError(
+            f"{path} is a damaged checkpoint: its content does not have the checksum it was written with"
+        )
     try:
         tree = _with_arrays(json.loads(metadata["tree"]), arrays)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -51,10 +59,14 @@ def load(path: Path) -> dict[str, Any]:
     return tree
 
 
+def _digest_of_parts(tree: str, arrays: Mapping[str, Any]) -> str:
+    return digest([tree, dict(sorted(arrays.items()))])
+
+
 def is_checkpoint(path: Path) -> bool:
     """Return whether :func:`save` wrote a file."""
     try:
-        return _disk.read_safetensors(path)[1].get("format") == FORMAT
+        return _disk.read_safetensors(path)[1].get("format") in {FORMAT, WITHOUT_DIGEST}
     except (OSError, ValueError):
         return False
 
@@ -83,7 +95,7 @@ def _with_arrays(node: Any, arrays: Mapping[str, Any]) -> Any:
     return node
 
 
-def state_of(training: Training) -> dict[str, Any]:
+def state_of(training: TrainingState) -> dict[str, Any]:
     """Return the state of a training between two steps."""
     history, source, scheduler = training.history, training.source, training.scheduler
     drawn = generators(training.generator, training.model)
@@ -102,7 +114,7 @@ def state_of(training: Training) -> dict[str, Any]:
     }
 
 
-def restore(training: Training, path: Path) -> None:
+def restore(training: TrainingState, path: Path) -> None:
     """Check that all of a checkpoint fits a training, then set the training's state from it."""
     state = load(path)
     try:
@@ -125,13 +137,16 @@ def restore(training: Training, path: Path) -> None:
             _compare("shapes of the best ", _shapes(parameters), _shapes(best))
         for generator, own in zip(drawn, states, strict=True):
             set_generator_state(copy.deepcopy(generator), own)  # raises if the state does not fit
-        training.source.restore(done, order)
-        training.optimizer.load_state_dict(state["optimizer"])
+        # Copies are tried first, so that nothing has changed if a later part does not fit.
+        copy.copy(training.source).restore(done, order)
+        copy.copy(training.optimizer).load_state_dict(state["optimizer"])
         if training.scheduler is not None:
-            training.scheduler.load_state_dict(state["scheduler"])
+            training.scheduler.load_state_dict(state["scheduler"])  # checks, then sets
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error!r}" if isinstance(error, KeyError | AttributeError) else str(error)
         raise ValueError(f"{path} does not fit this training: {reason}") from error
+    training.source.restore(done, order)
+    training.optimizer.load_state_dict(state["optimizer"])
     for generator, own in zip(drawn, states, strict=True):
         set_generator_state(generator, own)
     for name, array in parameters.items():
@@ -158,34 +173,6 @@ def _shapes(arrays: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{array.shape} of {array.dtype}" for name, array in arrays.items()}
 
 
-def generators(rng: Generator | None, task: Any) -> list[Generator]:
-    """Return each generator of a training once: the training's own if it is given, and generators in layers such as Dropout."""
-    found = [] if rng is None else [rng]
-    for module in task.modules() if hasattr(task, "modules") else ():
-        found += [each for each in vars(module).values() if isinstance(each, Generator)]
-    return list({id(generator): generator for generator in found}.values())
-
-
-def generator_state(generator: Generator) -> Any:
-    """Return the state of a generator, with the cached normal number of a torch_rng."""
-    return generator.get_state() if isinstance(generator, TorchGenerator) else generator.bit_generator.state
-
-
-def set_generator_state(generator: Generator, state: Any) -> None:
-    """Set the state that :func:`generator_state` returned; the state of another kind of generator is a ValueError."""
-    if isinstance(generator, TorchGenerator):
-        generator.set_state(state)
-        return
-    kind = type(generator.bit_generator).__name__
-    if not isinstance(state, dict) or state.get("bit_generator") != kind:
-        kept = state.get("bit_generator", state.get("generator")) if isinstance(state, dict) else state
-        raise ValueError(f"the checkpoint holds the state of a generator {kept}, rng is a {kind}")
-    try:
-        generator.bit_generator.state = state
-    except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"the state of the generator in the checkpoint is damaged: {error!r}") from None
-
-
 def fingerprint(triplets: Iterable[Sequence[Any]]) -> str:
     """Return a digest of the sentences of triplets."""
     digest = hashlib.sha256()
@@ -200,7 +187,10 @@ def fingerprint(triplets: Iterable[Sequence[Any]]) -> str:
 
 
 def digest(things: Any) -> str:
-    """Return a digest of nested sequences, dicts, arrays, texts and numbers; any other object counts only by its class."""
+    """Return a digest of nested sequences, dicts, arrays, texts and numbers.
+
+    Any other object counts only by its class.
+    """
     found = hashlib.sha256()
 
     def add(thing: Any) -> None:

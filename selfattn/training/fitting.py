@@ -16,8 +16,10 @@ from selfattn.optim import Adam, AdamW, Optimizer
 from selfattn.optim.lr_scheduler import LambdaLR, LRScheduler
 from selfattn.training import checkpoint as checkpoints
 from selfattn.training.batches import Draws, Items, Source, Stream, is_example, is_sequence, source_of
-from selfattn.training.loop import Callback, History, Training, objective_of
+from selfattn.training.loop import Training
+from selfattn.training.objectives import objective_of
 from selfattn.training.progress import Progress
+from selfattn.training.state import Callback, History
 
 
 def fit(
@@ -52,32 +54,34 @@ def fit(
     Parameters
     ----------
     model : Module
-        Or another object with ``vjp`` and ``parameters()``, which are moved in place. Its mode does not change: a new model, and
-        one after ``train()``, drops.
+        Or another object with ``vjp`` and ``parameters()``, which are moved in place. Its mode does not change: a new
+        model, and one after ``train()``, drops.
     batches : sequence, iterable or callable
-        A sequence of batches, or with ``batch_size`` of examples. An iterable of batches, over which each epoch iterates. Or a
-        function ``batches(rng)`` that draws a batch with the given generator, for a training of ``steps`` steps. For a task,
-        triplets of sentences; see :func:`read_triplets` and :func:`make_triplets`. For a model of texts examples: tuples of texts, with
-        a label at the end if the loss needs one.
+        A sequence of batches, or with ``batch_size`` of examples. An iterable of batches, over which each epoch
+        iterates. Or a function ``batches(rng)`` that draws a batch with the given generator, for a training of
+        ``steps`` steps. For a task, triplets of sentences; see :func:`read_triplets` and :func:`make_triplets`. For a
+        model of texts examples: tuples of texts, with a label at the end if the loss needs one.
     loss : Loss, callable, or None
         - One of :mod:`selfattn.nn`, or an object with the same calls: a batch is ``(inputs, target)``, the loss
-          ``loss(model(inputs), target)``. A tuple of inputs is several arguments, and a batch may have a dict of the model's
-          options, such as ``key_lengths``, in third place. For texts an example is ``(text, label)``, or for a cross-encoder
-          ``(text, text, label)``.
-        - One of embeddings, such as :class:`~selfattn.nn.MultipleNegativesRankingLoss`: an example is the texts of its columns, a
-          pair or a triplet, with the score at the end for :class:`~selfattn.nn.CosineSimilarityLoss`.
+          ``loss(model(inputs), target)``. A tuple of inputs is several arguments, and a batch may have a dict of the
+          model's options, such as ``key_lengths``, in third place. For texts an example is ``(text, label)``, or for
+          a cross-encoder ``(text, text, label)``.
+        - One of embeddings, such as :class:`~selfattn.nn.MultipleNegativesRankingLoss`: an example is the texts of
+          its columns, a pair or a triplet, with the score at the end for
+          :class:`~selfattn.nn.CosineSimilarityLoss`.
         - A function: ``value, grads = loss(model, batch)``.
-        - None, for a model with its own loss: ``value, pullback = model.loss_vjp(batch)``, ``grads = pullback(1.0)``. A tuple as
-          batch is several arguments.
-        - None, for a :class:`~selfattn.nn.ProxyTask`, or another :class:`Task`: batches are triplets, the loss is −confidence.
+        - None, for a model with its own loss: ``value, pullback = model.loss_vjp(batch)``,
+          ``grads = pullback(1.0)``. A tuple as batch is several arguments.
+        - None, for a :class:`~selfattn.nn.ProxyTask`, or another :class:`Task`: batches are triplets, the loss is
+          −confidence.
     epochs : int, optional
         The number of passes through the batches. By default 1, or the number that ``steps`` need; for triplets 100.
     lr : float, optional
-        The learning rate of the default optimizer: :class:`~selfattn.optim.AdamW` with 1e-3, for a model of :mod:`selfattn.models`
-        5e-5; for triplets :class:`~selfattn.optim.Adam` with 1e-4.
+        The learning rate of the default optimizer: :class:`~selfattn.optim.AdamW` with 1e-3, for a model of
+        :mod:`selfattn_models` 5e-5; for triplets :class:`~selfattn.optim.Adam` with 1e-4.
     batch_size : int, optional
-        The number of examples of a batch: arrays are stacked, tuples become tuples of stacks. The last of an epoch may be
-        shorter. By default 32 for examples of texts, 1 for the triplets of a task.
+        The number of examples of a batch: arrays are stacked, tuples become tuples of stacks. The last of an epoch
+        may be shorter. By default 32 for examples of texts, 1 for the triplets of a task.
     shuffle : bool, optional
         Whether each epoch has its own order. By default True for a sequence.
     rng : int, Generator or torch_rng, optional
@@ -86,11 +90,12 @@ def fit(
     optimizer : Optimizer, optional
         An optimizer of the model's parameters.
     log_every : int or None, default 100
-        Print the loss every ``log_every`` steps, with the rate and the time that remains, and the average of each epoch;
-        None prints nothing.
+        Print the loss every ``log_every`` steps, with the rate and the time that remains, and the average of each
+        epoch; None prints nothing.
     checkpoint : path, optional
-        A file that holds, after each epoch and at the end, everything that the rest of the training depends on: weights,
-        optimiser, schedule, generators, the order of the epoch and the place in it. It needs the extra ``text``.
+        A file that holds, after each epoch and at the end, everything that the rest of the training depends on:
+        weights, optimiser, schedule, generators, the order of the epoch and the place in it. It needs the extra
+        ``text``.
     callbacks : iterable of callable
         Each is called with a :class:`Step` after every step. One that returns True ends the training.
     steps : int, optional
@@ -98,22 +103,24 @@ def fit(
     scheduler : LRScheduler or callable, optional
         Its ``step`` is called after each step. A function of the optimizer returns the scheduler.
     warmup_steps : int, optional
-        In place of a scheduler: the learning rate rises from 0 over these steps, and falls to 0 at the end, on two lines.
+        In place of a scheduler: the learning rate rises from 0 over these steps, and falls to 0 at the end, on two
+        lines.
     max_norm : float, optional
         Clip the norm of the gradients, :func:`~selfattn.optim.clip_grad_norm_`.
     accumulate : int, default 1
-        Make a step along the gradient of the mean loss over the items of ``accumulate`` batches. PyTorch's habit, the mean of
-        the batches' gradients, counts the items of a smaller batch more.
+        Make a step along the gradient of the mean loss over the items of ``accumulate`` batches. PyTorch's habit, the
+        mean of the batches' gradients, counts the items of a smaller batch more.
     validation : sequence or iterable, optional
         Batches, or examples, for a mean loss during the training, with the model as after ``eval()``.
     validate_every : int, optional
-        The number of steps between validations, and evaluations; by default there is one after each epoch and at the end.
+        The number of steps between validations, and evaluations; by default there is one after each epoch and at the
+        end.
     evaluator : callable, optional
-        A function of the model that returns a number, the higher the better. It is called before the first step too. At the end the
-        parameters are those of the highest number; ``history.evaluations`` has all.
+        A function of the model that returns a number, the higher the better. It is called before the first step too.
+        At the end the parameters are those of the highest number; ``history.evaluations`` has all.
     resume : bool, default False
-        Continue from the checkpoint if it exists, with its history and its options of the optimiser. Without ``resume`` an
-        existing checkpoint is an error, and is not replaced.
+        Continue from the checkpoint if it exists, with its history and its options of the optimiser. Without
+        ``resume`` an existing checkpoint is an error, and is not replaced.
     checkpoint_every : int, optional
         Also write the checkpoint every ``checkpoint_every`` steps of an epoch.
     progress : bool, optional
@@ -131,9 +138,9 @@ def fit(
     Raises
     ------
     TypeError, ValueError
-        An argument is wrong: no batches, a learning rate of nan, a sentence of a :class:`~selfattn.nn.ProxyTask` without
-        tokens. Or with ``resume`` the checkpoint is damaged or belongs to other batches, parameters or options. Nothing has
-        changed then.
+        An argument is wrong: no batches, a learning rate of nan, a sentence of a :class:`~selfattn.nn.ProxyTask`
+        without tokens. Or with ``resume`` the checkpoint is damaged or belongs to other batches, parameters or
+        options. Nothing has changed then.
     FileExistsError
         ``checkpoint`` exists, and ``resume`` is False.
     FloatingPointError
@@ -141,16 +148,16 @@ def fit(
     OSError
         The checkpoint could not be written; the old one is unchanged.
     Interrupted
-        Ctrl-C, as a KeyboardInterrupt with the ``history``. The training first completes the step and writes the checkpoint. A
-        second Ctrl-C does not wait.
+        Ctrl-C, as a KeyboardInterrupt with the ``history``. The training first completes the step and writes the
+        checkpoint. A second Ctrl-C does not wait.
     ImportError
         An extra is missing.
 
     Notes
     -----
-    A resumed training has the bits of an uninterrupted one on the same machine, if the batches are the same: an iterable
-    is skipped to its place, so it must yield the same batches again. The order of an epoch is drawn when it begins; ``rng`` is
-    used for nothing else but a function of batches.
+    A resumed training has the bits of an uninterrupted one on the same machine, if the batches are the same: an
+    iterable is skipped to its place, so it must yield the same batches again. The order of an epoch is drawn when it
+    begins; ``rng`` is used for nothing else but a function of batches.
 
     Examples
     --------
@@ -192,9 +199,13 @@ def fit(
     if reduce is not None:
         objective = objective._replace(gradients=functools.partial(reduce, model, loss))
     counts = {
-        "batch_size": batch_size, "steps": steps, "validate_every": validate_every,
-        "log_every": log_every, "checkpoint_every": checkpoint_every, "warmup_steps": warmup_steps,
-    }  # fmt: skip
+        "batch_size": batch_size,
+        "steps": steps,
+        "validate_every": validate_every,
+        "log_every": log_every,
+        "checkpoint_every": checkpoint_every,
+        "warmup_steps": warmup_steps,
+    }
     accumulate = check_size("accumulate", accumulate)
     batch_size, steps, validate_every, log_every, checkpoint_every, warmup_steps = (
         None if count is None else check_size(name, count) for name, count in counts.items()
@@ -231,13 +242,23 @@ def fit(
     if warmup_steps is not None:
         scheduler = _warm_up(source, epochs, steps, accumulate, warmup_steps, scheduler)
     training = Training(
-        model=model, objective=objective, source=source, generator=init.as_generator(rng),
-        optimizer=optimizer, scheduler=_checked_scheduler(scheduler, optimizer),
-        max_norm=None if max_norm is None else check_number("max_norm", max_norm), accumulate=accumulate,
-        validation=checked, validate_every=validate_every,
-        file=None if checkpoint is None else Path(checkpoint), checkpoint_every=checkpoint_every,
-        callbacks=called, epochs=epochs, total_steps=steps, evaluator=evaluator,
-    )  # fmt: skip
+        model=model,
+        objective=objective,
+        source=source,
+        generator=init.as_generator(rng),
+        optimizer=optimizer,
+        scheduler=_checked_scheduler(scheduler, optimizer),
+        max_norm=None if max_norm is None else check_number("max_norm", max_norm),
+        accumulate=accumulate,
+        validation=checked,
+        validate_every=validate_every,
+        file=None if checkpoint is None else Path(checkpoint),
+        checkpoint_every=checkpoint_every,
+        callbacks=called,
+        epochs=epochs,
+        total_steps=steps,
+        evaluator=evaluator,
+    )
     if training.file is not None:
         training.fixed = _fixed(training)
         _open(training, training.file, resume)
@@ -269,8 +290,10 @@ def _fixed(training: Training) -> dict[str, Any]:
     else:
         fixed = {"batches": "a function" if isinstance(source, Draws) else "an iterable"}
     fixed |= {
-        "batch_size": source.batch_size, "shuffle": source.shuffle, "optimizer": type(training.optimizer).__name__,
-    }  # fmt: skip
+        "batch_size": source.batch_size,
+        "shuffle": source.shuffle,
+        "optimizer": type(training.optimizer).__name__,
+    }
     if training.accumulate > 1:
         fixed["accumulate"] = training.accumulate
     if scheduler is not None:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from selfattn._extras import progress_bar, seen
-
-if TYPE_CHECKING:
-    from selfattn.training.loop import Step, Training
+from selfattn._extras import bar_is_seen, progress_bar
+from selfattn.training.state import Step, TrainingState
 
 
 class Progress:
     """Prints lines every ``log_every`` steps, and moves a bar.
 
-    ``bar`` None shows one on a terminal or in a notebook, if tqdm is installed. Lines of triplets, those of the tutorial, are
-    without the learning rate, the rate of steps and the time that remains.
+    ``bar`` None shows one on a terminal or in a notebook, if tqdm is installed. Lines of triplets, those of the
+    tutorial, are without the learning rate, the rate of steps and the time that remains.
     """
 
-    def __init__(self, training: Training, bar: bool | None, log_every: int | None) -> None:
+    def __init__(self, training: TrainingState, bar: bool | None, log_every: int | None) -> None:
         self.log_every, self.endless = log_every, training.source.endless
         self.timed, epochs = not training.objective.of_triplets, training.epochs
         self.start = len(training.history.step_losses)
@@ -30,7 +28,7 @@ class Progress:
         self.total = max(min(known), self.start) if known else None
         self.began = time.monotonic()
         self.bar: Any = None
-        if bar or (bar is None and find_spec("tqdm") is not None and seen()):
+        if bar or (bar is None and find_spec("tqdm") is not None and bar_is_seen()):
             self.bar = progress_bar(
                 extra="text", total=self.total, initial=self.start, desc="train", unit=" steps"
             )

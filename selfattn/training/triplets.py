@@ -1,30 +1,20 @@
-"""Triplets for training, from a file with three columns, or from a text whose neighbouring sentences count as similar."""
+"""Triplets for training, from a file with three columns, or from a text.
+
+Neighbouring sentences of a text count as similar.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from selfattn._check import check_rows, check_size, if_missing, one_of
 from selfattn.nn import init
+from selfattn.text import BOUNDARY, BinaryFile, PathLike, read_text
 
 Triplet: TypeAlias = tuple[str, str, str]
-PathLike: TypeAlias = str | os.PathLike[str]
-
-
-class BinaryFile(Protocol):
-    """A file that is open in binary mode, such as ``sys.stdin.buffer``."""
-
-    def read(self) -> bytes:
-        """Return the rest of it."""
-
-
 SPLITS = ("lines", "sentences")
-# White space between the end of a sentence and a capital or digit; quotes and brackets may be between them too.
-BOUNDARY = re.compile(r"""(?:(?<=[.!?…])|(?<=[.!?…]["'”’»)\]]))\s+(?=["'“‘«(\[]*[A-ZÀ-ÖØ-Þ0-9])""")
 FAR = 10
 TRIES = 100
 
@@ -270,21 +260,3 @@ def read_lines(path: PathLike | BinaryFile) -> list[str]:
     """
     lines = [line.strip() for line in read_text(path).split("\n")]
     return lines if lines[-1] else lines[:-1]
-
-
-def read_text(path: PathLike | BinaryFile) -> str:
-    """Read a UTF-8 file, given by path or open in binary mode, with or without a byte order mark, with any line ends.
-
-    Other bytes are a ValueError with their place, and another argument is a TypeError.
-    """
-    read: Any = Path(path).read_bytes if isinstance(path, str | os.PathLike) else getattr(path, "read", None)
-    content = read() if callable(read) else None
-    if not isinstance(content, bytes):
-        raise TypeError(f"path must be a path, or a file that is open in binary mode, not {path!r:.80}")
-    try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise ValueError(
-            f"{path} is not UTF-8: byte 0x{content[error.start]:02x} in line {line} (offset {error.start})"
-        ) from None

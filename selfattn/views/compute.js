@@ -5,7 +5,8 @@
 const LEVELS = 8; // shades of each sign, as in draw.py
 
 /**
- * A number with that many decimals; a tie goes to the even digit, as in Python; toFixed and toExponential round ties up.
+ * A number with that many decimals; a tie goes to the even digit, as in Python; toFixed and toExponential round ties
+ * up.
  * @type {(x: number, decimals: number, form?: "toFixed" | "toExponential") => string}
  */
 function fixed(x, decimals, form = "toFixed") {
@@ -21,15 +22,21 @@ function write(value, decimals, precision) {
   const size = Math.abs(value);
   if (size >= 1e7) return fixed(value, Math.max(precision - 1, 0), "toExponential");
   const rounded = Number(fixed(value, decimals));
-  if (size < 1e-3 && Math.abs(value - rounded) > 1e-12) return fixed(value, Math.max(precision - 1, 0), "toExponential");
+  if (size < 1e-3 && Math.abs(value - rounded) > 1e-12) {
+    return fixed(value, Math.max(precision - 1, 0), "toExponential");
+  }
   return fixed(rounded === 0 ? size : value, decimals);
 }
 
-/** @type {(data: Float64Array, precision: number) => number} how many decimals show all numbers exactly, at most `precision` */
+/**
+ * How many decimals show all numbers exactly, at most `precision`.
+ * @type {(data: Float64Array, precision: number) => number}
+ */
 function decimalsOf(data, precision) {
   for (let decimals = 0; decimals < precision; decimals++) {
     const unit = 10 ** decimals;
-    const exact = (/** @type {number} */ x) => !(Math.abs(x) < 2 ** 53) || Math.abs(x - Math.round(x * unit) / unit) <= 1e-12 * Math.max(1, Math.abs(x));
+    const exact = (/** @type {number} */ x) =>
+      !(Math.abs(x) < 2 ** 53) || Math.abs(x - Math.round(x * unit) / unit) <= 1e-12 * Math.max(1, Math.abs(x));
     if (data.every(exact)) return decimals;
   }
   return precision;
@@ -42,22 +49,38 @@ function speak(lang) {
   plurals = new Intl.PluralRules(/^[a-z]{2,3}(?=-|$)/i.exec(lang)?.[0] ?? "en");
 }
 
-/** @type {(sentence: string, values: Record<string, unknown>) => string} with the forms of numbers in place of plurals: see language.py */
+/**
+ * With the forms of numbers in place of plurals: see language.py.
+ * @type {(sentence: string, values: Record<string, unknown>) => string}
+ */
 function counted(sentence, values) {
   return sentence.replace(/\{(\w+), plural,((?: \w+ \{[^{}]*\})+)\}/g, (braces, name, forms) => {
-    const form = Object.fromEntries([...forms.matchAll(/(\w+) \{([^{}]*)\}/g)].map(([, category, text]) => [category, text]));
-    return Object.hasOwn(values, name) ? (form[plurals.select(Number(values[name]))] ?? form.other).replace("#", values[name]) : braces;
+    const form = Object.fromEntries(
+      [...forms.matchAll(/(\w+) \{([^{}]*)\}/g)].map(([, category, text]) => [category, text]),
+    );
+    return Object.hasOwn(values, name)
+      ? (form[plurals.select(Number(values[name]))] ?? form.other).replace("#", values[name])
+      : braces;
   });
 }
 
-/** @type {(sentence: string, values: Record<string, string | number>) => string} with values in place of names in braces: see language.py */
+/**
+ * With values in place of names in braces: see language.py.
+ * @type {(sentence: string, values: Record<string, string | number>) => string}
+ */
 function filled(sentence, values) {
-  return counted(sentence, values).replace(/\{(\w+)\}/g, (braces, name) => (Object.hasOwn(values, name) ? String(values[name]) : braces));
+  return counted(sentence, values).replace(/\{(\w+)\}/g, (braces, name) =>
+    Object.hasOwn(values, name) ? String(values[name]) : braces,
+  );
 }
 
-/** @type {(text: string) => number | null} the number that was typed; null for other text and for a number that is too large */
+/**
+ * The number that was typed; null for other text and for a number that is too large.
+ * @type {(text: string) => number | null}
+ */
 function read(text) {
-  const plain = text.trim().toLowerCase().replace("−", "-").replace(/^([^.,]*),([^.,]*)$/, "$1.$2");  // 0,84 in many languages
+  // 0,84 in many languages.
+  const plain = text.trim().toLowerCase().replace("−", "-").replace(/^([^.,]*),([^.,]*)$/, "$1.$2");
   /** @type {Record<string, number>} */
   const named = { inf: Infinity, "-inf": -Infinity, nan: NaN };
   if (Object.hasOwn(named, plain)) return named[plain];
@@ -72,7 +95,12 @@ function decode(base64) {
 }
 
 /** @param {Float64Array} data @returns base 64 */
-const encode = (data) => btoa(Array.from(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), (byte) => String.fromCharCode(byte)).join(""));
+const encode = (data) =>
+  btoa(
+    Array.from(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), (byte) => String.fromCharCode(byte)).join(
+      "",
+    ),
+  );
 
 class Matrix {
   /** @param {number} rows @param {number} columns @param {Float64Array} data row by row */
@@ -133,7 +161,12 @@ function normalise(row) {
   for (let j = 0; j < row.length; j++) row[j] /= total;
 }
 
-/** @param {Matrix} scores @param {Matrix} mask @param {number} [sink] @returns weights: 0 for masked keys, also if all are masked */
+/**
+ * @param {Matrix} scores
+ * @param {Matrix} mask
+ * @param {number} [sink]
+ * @returns weights: 0 for masked keys, also if all are masked
+ */
 function softmax(scores, mask, sink) {
   const lines = range(scores.rows).map((i) => exponentials(scores, mask, sink, i));
   return Matrix.of(scores.rows, scores.columns, (i, j) => (lines[i][1] === 0 ? 0 : lines[i][0][j] / lines[i][1]));
@@ -144,7 +177,10 @@ function same(x, y, tolerance) {
   return Object.is(x, y) || x === y || Math.abs(x - y) <= tolerance;
 }
 
-/** @type {(value: number, size: number) => string} as in draw.py: p1 to p8 above zero, n1 to n8 below, x if not finite */
+/**
+ * As in draw.py: p1 to p8 above zero, n1 to n8 below, x if not finite.
+ * @type {(value: number, size: number) => string}
+ */
 function shade(value, size) {
   if (!Number.isFinite(value)) return "x";
   const level = size ? Math.min(LEVELS, Math.round((Math.abs(value) / size) * LEVELS)) : 0;

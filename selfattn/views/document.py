@@ -17,7 +17,7 @@ import numpy as np
 
 from selfattn import _disk
 from selfattn._extras import import_extra
-from selfattn.views.language import PLURALS, say
+from selfattn.views.language import PLURALS, VIEWS, say
 from selfattn.views.writing import Array, letters, number, script_data, short, text
 
 # Matches what is removed from scripts: types within a line, other comments, indentation.
@@ -50,10 +50,16 @@ export default {
 };
 """
 
-UNTRUSTED = "The notebook is not trusted, so this is a still picture. File, Trust Notebook starts the page; so does running the cell. Its numbers are below."
+UNTRUSTED = (
+    "The notebook is not trusted, so this is a still picture. File, Trust Notebook starts the "
+    "page; so does running the cell. Its numbers are below."
+)
 
-# No network.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+# No network. Forms and the address to which links refer have no default.
+POLICY = (
+    "default-src 'none'; form-action 'none'; base-uri 'none'; "
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,8 +141,8 @@ class Document:
     def widget(self) -> Any:
         """Return the view as a notebook widget, which reports the user's choices to Python.
 
-        ``widget.chosen`` is a dict of the last choice, such as the token and the head; ``widget.observe(function, "chosen")``
-        calls a function at each choice. Without a running kernel, :attr:`fragment` shows the same.
+        ``widget.chosen`` is a dict of the last choice, such as the token and the head; ``widget.observe(function,
+        "chosen")`` calls a function at each choice. Without a running kernel, :attr:`fragment` shows the same.
 
         Returns
         -------
@@ -194,21 +200,24 @@ def style(*names: str) -> str:
 
 
 def _read(name: str) -> str:
-    return resources.files("selfattn.views").joinpath(*name.split("/")).read_text(encoding="utf-8")
+    """Return the text of a file of this package, or of another one's, as in ``package:file``."""
+    package, _, file = name.rpartition(":")
+    return resources.files(package or VIEWS).joinpath(*file.split("/")).read_text(encoding="utf-8")
 
 
 def drawn_by_script(
     kind: str, lang: str, title: str, shown: str, data: Any, numbers: bytes | None = None, name: str = ""
 ) -> str:
-    """Return the body of a view of class ``kind`` that its script draws: HTML to show until then, and its data and numbers.
+    """Return the body of a view of class ``kind`` that its script draws.
 
-    ``name`` is short: a button to the view, if a document has several.
+    It has HTML to show until then, and the view's data and numbers. ``name`` is short: a button to the
+    view, if a document has several.
     """
     packed = "" if numbers is None else base64.b64encode(zlib.compress(numbers, 9)).decode()
     more = f'\n<script type="application/octet-stream" class="sa-bytes">{packed}</script>' if packed else ""
     return (
-        f'<div class="sa-view {kind}" data-alone="" lang="{lang}" data-name="{text(name)}"><h1>{text(title)}</h1>\n{shown}\n'
-        f"{script_data(data)}{more}\n</div>"
+        f'<div class="sa-view {kind}" data-alone="" lang="{lang}" data-name="{text(name)}">'
+        f"<h1>{text(title)}</h1>\n{shown}\n{script_data(data)}{more}\n</div>"
     )
 
 
@@ -232,7 +241,7 @@ def weights_svg(matrices: Sequence[Matrix], title: str, notes: Sequence[str] = (
         height += LINE
         below += f'<text x="{GAP}" y="{height}">{text(note)}</text>'
         left = max(left, LETTER * letters(note) + 2 * GAP)
-    return _svg(max(left, 1), height + GAP, title, "".join(drawn) + below)
+    return svg_picture(max(left, 1), height + GAP, title, "".join(drawn) + below)
 
 
 def stacked(pictures: Sequence[tuple[str, str]], title: str) -> str:
@@ -249,10 +258,11 @@ def stacked(pictures: Sequence[tuple[str, str]], title: str) -> str:
         )
         wide = max(wide, int(size[1]), 2 * GAP + (LETTER + 2) * letters(heading))
         height += int(size[2])
-    return _svg(max(wide, 1), max(height, 1), title, "".join(parts))
+    return svg_picture(max(wide, 1), max(height, 1), title, "".join(parts))
 
 
-def _svg(wide: int, high: int, title: str, drawn: str) -> str:
+def svg_picture(wide: int, high: int, title: str, drawn: str) -> str:
+    """Return an SVG of what is drawn, on white."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" '
         f'role="img" font-family="sans-serif" font-size="12"><title>{text(title)}</title>'

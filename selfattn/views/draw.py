@@ -101,8 +101,8 @@ class Drawing:
             notes.add(self.texts["open mask"])
         note = "".join(f'<p class="sa-note">{text(line)}</p>' for line in sorted(notes))
         return (
-            f'<section class="sa-stage" data-stage="{stage.name}" id="stage={stage.name}"><h3>{text(self.heading(stage))}</h3>'
-            f'<p class="sa-sentence">{text(sentence)}</p>'
+            f'<section class="sa-stage" data-stage="{stage.name}" id="stage={stage.name}">'
+            f'<h3>{text(self.heading(stage))}</h3><p class="sa-sentence">{text(sentence)}</p>'
             f'<p class="sa-formula"><i>{formula(stage.formula)}</i></p><pre><code>{text(stage.numpy)}</code></pre>'
             f"{equations}{note}{self.legend(stage)}</section>"
         )
@@ -124,8 +124,10 @@ class Drawing:
             if operands := terms[: start_of_results(terms)]:
                 line = self.line(operands, "")
                 halves.append(f'<div><p class="sa-side"><bdi>{text(name)}</bdi></p>{line}</div>')
-        got = [self.side_by_side(a, b, ids if n == 0 else "")
-               for n, (a, b) in enumerate(zip_longest(*map(results, equation.sides)))]  # fmt: skip
+        got = [
+            self.side_by_side(a, b, ids if n == 0 else "")
+            for n, (a, b) in enumerate(zip_longest(*map(results, equation.sides)))
+        ]
         return f'<div class="sa-equation">{label}<div class="sa-halves">{"".join(halves)}</div>{"".join(got)}</div>'
 
     def line(self, terms: Sequence[str], ids: str) -> str:
@@ -216,9 +218,17 @@ class Drawing:
         return {self.say("abridged", shown=self.max_side, all=largest)}
 
     def grid(
-        self, data: Array, labels: Sequence[list[str]], caption: str, kind: str, attributes: str, decimals: int,
-        size: float, hidden: set[tuple[int, int]], ids: str = "",
-    ) -> str:  # fmt: skip
+        self,
+        data: Array,
+        labels: Sequence[list[str]],
+        caption: str,
+        kind: str,
+        attributes: str,
+        decimals: int,
+        size: float,
+        hidden: set[tuple[int, int]],
+        ids: str = "",
+    ) -> str:
         """Write a table, on whose structure steps.js relies; `caption` is HTML, all else is text."""
         rows, columns = (self.shown(n) for n in data.shape)
         if len(rows) < data.shape[0] or len(columns) < data.shape[1]:
@@ -309,14 +319,23 @@ class Drawing:
         """Return the script's data: all numbers to the last bit, how they are computed, all labels."""
         nodes = [
             {
-                "id": name, "name": node.name, "shape": node.data.shape,
+                "id": name,
+                "name": node.name,
+                "shape": node.data.shape,
                 "data": base64.b64encode(node.data.astype("<f8").tobytes()).decode("ascii"),
-                "rows": node.rows, "columns": node.columns, "op": node.op, "args": node.args,
-                "options": node.options, "editable": node.editable, "decimals": self.decimals[name],
-                "size": self.sizes[node.name.partition("[")[0]], "blanks": self.blanks.get(name), "where": self.where(node),
+                "rows": node.rows,
+                "columns": node.columns,
+                "op": node.op,
+                "args": node.args,
+                "options": node.options,
+                "editable": node.editable,
+                "decimals": self.decimals[name],
+                "size": self.sizes[node.name.partition("[")[0]],
+                "blanks": self.blanks.get(name),
+                "where": self.where(node),
             }
             for name, node in self.graph.nodes.items()
-        ]  # fmt: skip
+        ]
         used = {name: self.texts[name] for name in SCRIPTED}
         heads = [vars(head) for head in self.graph.heads]
         data = {"nodes": nodes, "heads": heads, "labels": self.graph.labels, "precision": self.precision}

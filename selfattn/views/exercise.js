@@ -1,6 +1,6 @@
 /*
- * An exercise: blanks to fill in, in the strip of the first screen or in the stages, checked against the answers; how many are
- * left; buttons that reveal them; and for paper a list of the strip's blanks.
+ * An exercise: blanks to fill in, in the strip of the first screen or in the stages, checked against the answers; how
+ * many are left; buttons that reveal them; and for paper a list of the strip's blanks.
  */
 
 class Exercise {
@@ -8,7 +8,9 @@ class Exercise {
   constructor(view) {
     this.view = view;
     /** @type {{ node: NodeOfPage, i: number, j: number }[]} */
-    this.blanks = view.numbers.nodes.flatMap((node) => (node.blanks ?? []).map((j, i) => ({ node, i, j }))).filter(({ node, i, j }) => view.shownAs(node, i, j).length);
+    this.blanks = view.numbers.nodes
+      .flatMap((node) => (node.blanks ?? []).map((j, i) => ({ node, i, j })))
+      .filter(({ node, i, j }) => view.shownAs(node, i, j).length);
     for (const { node, i, j } of this.blanks) this.addField(node, i, j);
     this.left = element("p", { className: "sa-left", role: "status" });
     this.sheet = element("div", { className: "sa-sheet" });
@@ -32,7 +34,8 @@ class Exercise {
 
   addButtons() {
     const { texts, stages, bar, numbers, screen } = this.view;
-    const named = (/** @type {string} */ name, /** @type {NodeOfPage[]} */ nodes) => button({ data: { do: name }, onclick: () => this.reveal(nodes) }, texts[name]);
+    const named = (/** @type {string} */ name, /** @type {NodeOfPage[]} */ nodes) =>
+      button({ data: { do: name }, onclick: () => this.reveal(nodes) }, texts[name]);
     bar?.append(named("reveal all", numbers.nodes));
     screen?.strip.before(this.left);
     screen?.sum.after(this.sheet);
@@ -40,7 +43,9 @@ class Exercise {
     stages[0]?.before(element("p", { className: "sa-hint" }, texts.exercise));
     for (const stage of stages) {
       const tables = /** @type {NodeListOf<HTMLTableElement>} */ (stage.querySelectorAll("table.sa-result"));
-      const nodes = [...tables].flatMap((table) => numbers.byId.get(table.dataset.node ?? "") ?? []).filter(({ blanks }) => blanks);
+      const nodes = [...tables]
+        .flatMap((table) => numbers.byId.get(table.dataset.node ?? "") ?? [])
+        .filter(({ blanks }) => blanks);
       if (nodes.length) this.view.lineOf(stage).before(named("reveal", nodes));
     }
   }
@@ -48,15 +53,38 @@ class Exercise {
   /** @param {string} [said] about a guess. Say this and how many blanks are left, and list the strip's for paper. */
   count(said = "") {
     const { words, screen } = this.view, left = this.blanks.filter(({ node, i }) => !node.revealed.has(i));
-    this.left.textContent = `${said} ` + words.fill(left.length ? "left" : "none left", { n: left.length, all: this.blanks.length });
-    this.sheet.replaceChildren(...(screen?.sides ?? []).flatMap((side) => [element("h4", {}, screen?.sideName(side) ?? ""), element("ul", {}, ...ROLES.flatMap((role) =>
-      left.filter(({ node }) => screen?.heads.some((head) => head.side === side && head.nodes[role] === node.id)).map(({ node, i, j }) =>
-        element("li", {}, node.where, `${NAMES[role]}[`, wordOf(words.label(node.rows, i)), ", ", wordOf(words.label(node.columns, j)), "] = "))))]));
+    this.left.textContent =
+      `${said} ` + words.fill(left.length ? "left" : "none left", { n: left.length, all: this.blanks.length });
+    this.sheet.replaceChildren(
+      ...(screen?.sides ?? []).flatMap((side) => [
+        element("h4", {}, screen?.sideName(side) ?? ""),
+        element(
+          "ul",
+          {},
+          ...ROLES.flatMap((role) =>
+            left
+              .filter(({ node }) => screen?.heads.some((head) => head.side === side && head.nodes[role] === node.id))
+              .map(({ node, i, j }) =>
+                element(
+                  "li",
+                  {},
+                  node.where,
+                  `${NAMES[role]}[`,
+                  wordOf(words.label(node.rows, i)),
+                  ", ",
+                  wordOf(words.label(node.columns, j)),
+                  "] = ",
+                ),
+              ),
+          ),
+        ),
+      ]),
+    );
   }
 
   /**
-   * What to say about a guess, which is right if the answer rounds to it: to its own decimals, but at least to two or to all that the
-   * answer shows. A right one is uncovered.
+   * What to say about a guess, which is right if the answer rounds to it: to its own decimals, but at least to two or
+   * to all that the answer shows. A right one is uncovered.
    * @type {(node: NodeOfPage, i: number, j: number, text: string) => string}
    */
   judge(node, i, j, text) {

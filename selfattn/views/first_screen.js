@@ -1,11 +1,14 @@
 /*
- * The first screen of a view: words with ribbons as thick as the weights, the output, the strip of all matrices from inputs to
- * output, and controls: head, scale, given weights. A small copy stays docked while details scroll.
+ * The first screen of a view: words with ribbons as thick as the weights, the output, the strip of all matrices from
+ * inputs to output, and controls: head, scale, given weights. A small copy stays docked while details scroll.
  *
  * The view computes all numbers; this file keeps only the chosen head and word.
  */
 
-/** @typedef {{ side: number, block: string, head: string, nodes: Record<string, string>, stages: Record<string, string> }} HeadData */
+/**
+ * @typedef {{ side: number, block: string, head: string, nodes: Record<string, string>, stages: Record<string,
+ *   string> }} HeadData
+ */
 
 const ROLES = ["inputs", "query", "key", "value", "scores", "mask", "weights", "output", "result"];
 /** @type {Record<string, string>} */
@@ -47,16 +50,41 @@ class FirstScreen {
     this.thumbs = element("div", { className: "sa-thumbs", ariaHidden: "true" });
     const panel = element("div", { className: "sa-out" }, this.outHead, this.out.node, this.outText);
     const [first, second] = this.ribbons.map(({ node }) => node);
-    this.see = element("div", { className: `sa-see${second ? " sa-two" : ""}` }, first, panel, ...(second ? [second] : []));
-    this.node = element("section", { className: "sa-screen", ariaLabel: this.texts.screen }, this.see, this.knobs, this.strip, this.sum);
-    this.dock = element("div", { className: "sa-dock" },
-      element("div", { className: "sa-dock-inside" }, ...this.docked.map(({ node }) => node), this.thumbs, this.dockKnob));
+    this.see = element(
+      "div",
+      { className: `sa-see${second ? " sa-two" : ""}` },
+      first,
+      panel,
+      ...(second ? [second] : []),
+    );
+    this.node = element(
+      "section",
+      { className: "sa-screen", ariaLabel: this.texts.screen },
+      this.see,
+      this.knobs,
+      this.strip,
+      this.sum,
+    );
+    this.dock = element(
+      "div",
+      { className: "sa-dock" },
+      element(
+        "div",
+        { className: "sa-dock-inside" },
+        ...this.docked.map(({ node }) => node),
+        this.thumbs,
+        this.dockKnob,
+      ),
+    );
     this.build();
     this.watch();
     new ResizeObserver(() => this.fit()).observe(this.node);
   }
 
-  /** The word that is marked at first: the named word, else a word that both texts have at one place, else the word that takes most from another. */
+  /**
+   * The word that is marked at first: the named word, else a word that both texts have at one place, else the word that
+   * gives another most weight.
+   */
   first() {
     const { labels, numbers, texts } = this.view;
     const named = labels.t0.indexOf(texts.word);
@@ -64,7 +92,14 @@ class FirstScreen {
     const shared = this.sides.length === 2 ? labels.t0.findIndex((word, i) => word === labels.t1[i]) : -1;
     const weights = this.heads[0].nodes.weights && numbers.node(this.heads[0].nodes.weights).now;
     if (shared >= 0 || !weights) return Math.max(shared, 0);
-    const most = range(Math.min(weights.rows, NEAR)).map((i) => Math.max(0, ...range(weights.columns).filter((j) => j !== i).map((j) => weights.at(i, j) || 0)));
+    const most = range(Math.min(weights.rows, NEAR)).map((i) =>
+      Math.max(
+        0,
+        ...range(weights.columns)
+          .filter((j) => j !== i)
+          .map((j) => weights.at(i, j) || 0),
+      ),
+    );
     return Math.max(0, most.indexOf(Math.max(...most)));
   }
 
@@ -93,7 +128,13 @@ class FirstScreen {
     const queries = labels[`t${side}`], keys = this.nodeOf(side, "scores") ? labels[`k${side}`] : queries;
     const heading = small ? undefined : element("h4", {}, element("bdi", {}, this.sideName(side)));
     const made = new Ribbons({
-      keys, queries, side, small, high: HIGH, crossed: keys !== queries && keys.join("\n") !== queries.join("\n"), name: `${texts.screen}: ${this.sideName(side)}`,
+      keys,
+      queries,
+      side,
+      small,
+      high: HIGH,
+      crossed: keys !== queries && keys.join("\n") !== queries.join("\n"),
+      name: `${texts.screen}: ${this.sideName(side)}`,
       ends, heading, point: (chosen, pin) => this.point(chosen, pin),
     });
     if (Math.max(keys.length, queries.length) > 16) made.node.classList.add("sa-many");
@@ -133,7 +174,11 @@ class FirstScreen {
     this.tiny = new Map();
     this.fill();
     const roles = ROLES.filter((role) => this.shows(role));
-    this.thumbs.replaceChildren(...roles.map((role) => element("span", {}, ...this.sides.map((side) => this.thumb(side, role)), this.nameOf(role))));
+    this.thumbs.replaceChildren(
+      ...roles.map((role) =>
+        element("span", {}, ...this.sides.map((side) => this.thumb(side, role)), this.nameOf(role)),
+      ),
+    );
     this.buildKnobs();
     this.fitted = -1;
     this.fit();
@@ -145,13 +190,26 @@ class FirstScreen {
     const roles = ROLES.filter((role) => this.shows(role));
     this.strip.classList.toggle("sa-grouped", this.grouped);
     if (this.grouped) {
-      return this.strip.replaceChildren(...roles.map((role) => element("div", {}, this.stripHead(role), ...this.sides.map((side) => this.stripMatrix(side, role, true)))));
+      return this.strip.replaceChildren(
+        ...roles.map((role) =>
+          element("div", {}, this.stripHead(role), ...this.sides.map((side) => this.stripMatrix(side, role, true))),
+        ),
+      );
     }
     const signed = (/** @type {string} */ role) => role !== roles[0] && SIGNS[role];
-    const cells = [element("span"), ...roles.flatMap((role) => [...(signed(role) ? [element("span")] : []), this.stripHead(role)])];
+    const cells = [
+      element("span"),
+      ...roles.flatMap((role) => [...(signed(role) ? [element("span")] : []), this.stripHead(role)]),
+    ];
     this.strip.classList.toggle("sa-few", roles.length < 4);
     for (const side of this.sides) {
-      cells.push(element("span", { className: "sa-who", data: { side: String(side) } }, this.sides.length > 1 ? element("bdi", {}, this.sideName(side)) : ""));
+      cells.push(
+        element(
+          "span",
+          { className: "sa-who", data: { side: String(side) } },
+          this.sides.length > 1 ? element("bdi", {}, this.sideName(side)) : "",
+        ),
+      );
       for (const role of roles) {
         if (signed(role)) cells.push(element("span", { className: "sa-sign", ariaHidden: "true" }, SIGNS[role]));
         cells.push(this.stripMatrix(side, role, role === roles[0]));
@@ -182,7 +240,11 @@ class FirstScreen {
   shows(role) {
     const node = this.nodeOf(0, role);
     if (!node) return false;
-    return role !== "mask" || !this.nodeOf(0, "inputs") || this.sides.some((side) => this.nodeOf(side, role)?.kernel.data.some((x) => x === 0));
+    return (
+      role !== "mask" ||
+      !this.nodeOf(0, "inputs") ||
+      this.sides.some((side) => this.nodeOf(side, role)?.kernel.data.some((x) => x === 0))
+    );
   }
 
   /** @param {string} role */
@@ -194,10 +256,19 @@ class FirstScreen {
   stripHead(role) {
     const { stages } = this.current(0);
     const name = this.nameOf(role);
-    return button({
-      className: "sa-strip-head", title: filled(this.texts["open stage"], { name }),
-      onclick: () => this.view.openStage(stages[role]),
-    }, name, element("small", {}, this.texts[role === "output" && !this.nodeOf(0, "weights") ? "strip linear" : `strip ${role}`]));
+    return button(
+      {
+        className: "sa-strip-head",
+        title: filled(this.texts["open stage"], { name }),
+        onclick: () => this.view.openStage(stages[role]),
+      },
+      name,
+      element(
+        "small",
+        {},
+        this.texts[role === "output" && !this.nodeOf(0, "weights") ? "strip linear" : `strip ${role}`],
+      ),
+    );
   }
 
   /** @type {(side: number, role: string, first: boolean) => HTMLSpanElement} */
@@ -206,7 +277,8 @@ class FirstScreen {
     if (!node) return element("span");
     const [rows, columns] = node.shape;
     const { labels } = this.view;
-    const label = (/** @type {string} */ list, /** @type {number} */ n) => (list && labels[list] ? labels[list] : range(n).map(String));
+    const label = (/** @type {string} */ list, /** @type {number} */ n) =>
+      list && labels[list] ? labels[list] : range(n).map(String);
     const options = {
       name: `${this.nameOf(role)}, ${this.sideName(side)}`, rows, columns, side, kind: kindOf(role),
       point: (/** @type {Place | null} */ place) => this.explain(side, role, place),
@@ -215,11 +287,14 @@ class FirstScreen {
     const made = large
       ? new HeatMap(options)
       : new Heat({
-        ...options, ...(first ? { rowLabels: label(node.rows, rows) } : {}), columnLabels: label(node.columns, columns), toggle: role === "mask",
-        asks: node.blanks ? (i, j) => this.view.numbers.hidden(node, i, j) : undefined,
-        answer: (i, j, text) => this.view.exercise?.count(this.view.exercise.judge(node, i, j, text)),
-        edit: node.editable ? (i, j, value) => this.view.change(node, i, j, value) : undefined,
-      });
+          ...options,
+          ...(first ? { rowLabels: label(node.rows, rows) } : {}),
+          columnLabels: label(node.columns, columns),
+          toggle: role === "mask",
+          asks: node.blanks ? (i, j) => this.view.numbers.hidden(node, i, j) : undefined,
+          answer: (i, j, text) => this.view.exercise?.count(this.view.exercise.judge(node, i, j, text)),
+          edit: node.editable ? (i, j, value) => this.view.change(node, i, j, value) : undefined,
+        });
     if (large) {
       const [wide, high] = [Math.min(9, Math.max(2.5, 0.45 * columns)), Math.min(11, Math.max(1, 0.45 * rows))];
       Object.assign(made.node.style, { aspectRatio: "auto", width: `${wide}em`, height: `${high}em` });
@@ -236,7 +311,11 @@ class FirstScreen {
     const [rows, columns] = node.shape;
     const made = new HeatMap({ name: "", rows, columns, side, kind: kindOf(role) });
     made.node.classList.add(`sa-is-${role}`);
-    Object.assign(made.node.style, { aspectRatio: "auto", width: `${Math.min(4.5, 0.7 * columns)}em`, height: `${Math.min(2.6, 0.75 * rows)}em` });
+    Object.assign(made.node.style, {
+      aspectRatio: "auto",
+      width: `${Math.min(4.5, 0.7 * columns)}em`,
+      height: `${Math.min(2.6, 0.75 * rows)}em`,
+    });
     this.tiny?.set(`${side} ${role}`, made);
     return made.node;
   }
@@ -244,14 +323,17 @@ class FirstScreen {
   buildKnobs() {
     const kids = [
       ...this.tabs("block", [...new Set(this.heads.map(({ block }) => block))]),
-      ...this.tabs("head", [...new Set(this.heads.filter(({ block }) => block === this.block).map(({ head }) => head))]),
+      ...this.tabs("head", [
+        ...new Set(this.heads.filter(({ block }) => block === this.block).map(({ head }) => head)),
+      ]),
     ];
     /** @type {{ slider: HTMLInputElement, output: HTMLOutputElement }[]} */
     this.scales = [];
     this.dockKnob.replaceChildren();
     const scale = this.nodeOf(0, "scale");
     if (scale) {
-      const given = scale.kernel.at(0, 0), stops = [...new Set([0, given, 1, 8])].filter((x) => given > 0 && given <= 8 ? true : x === given);
+      const given = scale.kernel.at(0, 0),
+        stops = [...new Set([0, given, 1, 8])].filter((x) => (given > 0 && given <= 8 ? true : x === given));
       const jumps = stops.map((x) => button({ onclick: () => this.view.change(scale, 0, 0, x) }, this.scaleText(x)));
       kids.push(element("span", { className: "sa-set" }, this.slider(scale, stops), ...jumps));
       this.dockKnob.append(this.slider(scale, stops));
@@ -260,8 +342,15 @@ class FirstScreen {
     /** @type {HTMLButtonElement[]} */
     this.switches = [];
     if (use) {
-      this.switches = [["as given", 1], ["as computed", 0]].map(([text, value]) =>
-        button({ data: { value: String(value) }, onclick: () => this.view.change(use, 0, 0, Number(value)) }, this.texts[text]));
+      this.switches = [
+        ["as given", 1],
+        ["as computed", 0],
+      ].map(([text, value]) =>
+        button(
+          { data: { value: String(value) }, onclick: () => this.view.change(use, 0, 0, Number(value)) },
+          this.texts[text],
+        ),
+      );
       kids.push(element("span", { className: "sa-tabs", role: "group" }, ...this.switches));
     }
     this.resetButton = button({ data: { do: "reset" }, onclick: () => this.view.reset() }, this.texts.reset);
@@ -279,13 +368,25 @@ class FirstScreen {
         this.view.lesson.link();
       } }, filled(this.texts[what], { n: name }));
     });
-    return [element("span", { className: "sa-tabs", role: "group", ariaLabel: filled(this.texts[what], { n: "" }).trim() }, ...buttons)];
+    return [
+      element(
+        "span",
+        { className: "sa-tabs", role: "group", ariaLabel: filled(this.texts[what], { n: "" }).trim() },
+        ...buttons,
+      ),
+    ];
   }
 
   /** @type {(scale: NodeOfPage, stops: number[]) => HTMLLabelElement} a slider that stays at the stops for a while */
   slider(scale, stops) {
     const top = Math.max(8, 2 * Math.abs(scale.kernel.at(0, 0)));
-    const slider = element("input", { type: "range", min: String(scale.kernel.at(0, 0) < 0 ? -top : 0), max: String(top), step: "0.01", ariaLabel: this.texts.scale });
+    const slider = element("input", {
+      type: "range",
+      min: String(scale.kernel.at(0, 0) < 0 ? -top : 0),
+      max: String(top),
+      step: "0.01",
+      ariaLabel: this.texts.scale,
+    });
     slider.addEventListener("input", () => {
       const value = Number(slider.value);
       this.view.change(scale, 0, 0, stops.find((stop) => Math.abs(stop - value) < 0.05) ?? value);
@@ -301,7 +402,10 @@ class FirstScreen {
     return whole ? `1/√${Math.round(square)}` : String(Number(x.toFixed(3)));
   }
 
-  /** @type {(node: NodeOfPage, i: number, j: number) => string} a number with few decimals; "?" if the reader is to guess it */
+  /**
+   * A number with few decimals; "?" if the reader is to guess it.
+   * @type {(node: NodeOfPage, i: number, j: number) => string}
+   */
   short(node, i, j) {
     const { numbers } = this.view;
     return numbers.hidden(node, i, j) ? "?" : brief(node.now.at(i, j), Math.min(SHORT, node.digits));
@@ -343,15 +447,25 @@ class FirstScreen {
     const limit = chosen.kind === "to" ? weights.rows : weights.columns;
     const selected = chosen.index < limit ? chosen : { kind: chosen.kind, index: limit - 1 };
     const guessing = ["scores", "weights"].includes(this.view.lesson.root.dataset.hide ?? "");
-    const even = Matrix.of(weights.rows, weights.columns, () => 1 / weights.columns); // ribbons must not show the answer
-    const state = { weights: guessing ? even : weights, selected, now: guessing, ...(!guessing && node && node.now !== node.kernel ? { before: node.kernel } : {}),
-      write: (/** @type {number} */ value, /** @type {number} */ i, /** @type {number} */ j) => (node ? this.short(node, i, j) : value ? brief(value, 0) : "") };
+    // Ribbons must not show the answer.
+    const even = Matrix.of(weights.rows, weights.columns, () => 1 / weights.columns);
+    const state = {
+      weights: guessing ? even : weights,
+      selected,
+      now: guessing,
+      ...(!guessing && node && node.now !== node.kernel ? { before: node.kernel } : {}),
+      write: (/** @type {number} */ value, /** @type {number} */ i, /** @type {number} */ j) =>
+        node ? this.short(node, i, j) : value ? brief(value, 0) : "",
+    };
     this.ribbons[side].update(state);
     if (this.dock.hasAttribute("data-shown")) this.docked[side].update({ ...state, now: true });
     this.ribbons[side].caption.replaceChildren(...this.caption(side, selected, weights, node));
   }
 
-  /** @type {(side: number, chosen: Chosen, weights: Matrix, node: NodeOfPage | null) => Child[]} a word's weights, as a sentence */
+  /**
+   * A word's weights, as a sentence.
+   * @type {(side: number, chosen: Chosen, weights: Matrix, node: NodeOfPage | null) => Child[]}
+   */
   caption(side, { kind, index }, weights, node) {
     const { texts, view } = this;
     const queries = view.labels[`t${side}`], keys = node ? view.labels[`k${side}`] : queries;
@@ -363,18 +477,41 @@ class FirstScreen {
         .map((i) => phrase(texts.taker, { word: wordOf(queries[i]), weight: this.short(node, i, index) }));
       return phrase(texts["given to"], { word, parts: listed(parts.slice(0, 2 * MOST_PARTS), texts.and) });
     }
-    if (range(weights.columns).every((j) => weights.at(index, j) === 0)) return phrase(texts["takes nothing"], { word });
-    const apart = range(weights.columns).filter((j) => crossed || j !== index).sort((p, q) => weights.at(index, q) - weights.at(index, p));
+    if (range(weights.columns).every((j) => weights.at(index, j) === 0)) {
+      return phrase(texts["takes nothing"], { word });
+    }
+    const apart = range(weights.columns)
+      .filter((j) => crossed || j !== index)
+      .sort((p, q) => weights.at(index, q) - weights.at(index, p));
     const taken = apart.filter((j) => weights.at(index, j) !== 0), others = taken.length ? taken : apart;
-    const named = others.slice(0, others.length === MOST_PARTS + 1 ? MOST_PARTS + 1 : MOST_PARTS), rest = others.slice(named.length);
+    const named = others.slice(0, others.length === MOST_PARTS + 1 ? MOST_PARTS + 1 : MOST_PARTS),
+      rest = others.slice(named.length);
     const parts = named.map((j) => phrase(texts.part, { weight: this.short(node, index, j), word: wordOf(keys[j]) }));
-    if (rest.length) parts.push(phrase(texts.rest, { weight: brief(dot(rest.length, (k) => weights.at(index, rest[k])), SHORT) }));
-    return phrase(crossed ? texts.takes : texts.keeps, { word, own: crossed ? "" : this.short(node, index, index), parts: listed(parts, texts.and) });
+    if (rest.length) {
+      parts.push(
+        phrase(texts.rest, {
+          weight: brief(
+            dot(rest.length, (k) => weights.at(index, rest[k])),
+            SHORT,
+          ),
+        }),
+      );
+    }
+    return phrase(crossed ? texts.takes : texts.keeps, {
+      word,
+      own: crossed ? "" : this.short(node, index, index),
+      parts: listed(parts, texts.and),
+    });
   }
 
-  /** @param {NodeOfPage} node @returns its numbers, with 0 where the reader is to guess, so that no colour shows the answer */
+  /**
+   * @param {NodeOfPage} node
+   * @returns its numbers, with 0 where the reader is to guess, so that no colour shows the answer
+   */
   seen({ now, blanks, revealed }) {
-    return blanks ? Matrix.of(now.rows, now.columns, (i, j) => (blanks[i] === j && !revealed.has(i) ? 0 : now.at(i, j))) : now;
+    return blanks
+      ? Matrix.of(now.rows, now.columns, (i, j) => (blanks[i] === j && !revealed.has(i) ? 0 : now.at(i, j)))
+      : now;
   }
 
   /** @param {Chosen} chosen */
@@ -389,9 +526,22 @@ class FirstScreen {
         const node = this.nodeOf(side, role), made = this.matrices?.get(`${side} ${role}`);
         if (!node || !made) continue;
         const own = ["key", "value"].includes(role) && this.ribbons[side].options.crossed ? -1 : row;
-        if (made instanceof Heat) made.update({ matrix: this.seen(node), size, row: own, write: (_, i, j) => this.short(node, i, j), moved: (i, j) => this.view.numbers.moved(node, i, j) });
-        else made.update({ matrix: this.seen(node), size, row: own, colours: colours[side] });
-        if (docked) this.tiny?.get(`${side} ${role}`)?.update({ matrix: this.seen(node), size, row: own, colours: colours[side] });
+        if (made instanceof Heat) {
+          made.update({
+            matrix: this.seen(node),
+            size,
+            row: own,
+            write: (_, i, j) => this.short(node, i, j),
+            moved: (i, j) => this.view.numbers.moved(node, i, j),
+          });
+        } else {
+          made.update({ matrix: this.seen(node), size, row: own, colours: colours[side] });
+        }
+        if (docked) {
+          this.tiny
+            ?.get(`${side} ${role}`)
+            ?.update({ matrix: this.seen(node), size, row: own, colours: colours[side] });
+        }
       }
     }
   }
@@ -407,18 +557,46 @@ class FirstScreen {
     if (!there.length) return;
     const shown = range(there[0].node.shape[1]).slice(0, 8), { word } = there[0], other = there.at(-1)?.word ?? word;
     const hidden = shown.some((c) => there.some(({ node }) => view.numbers.hidden(node, i, c)));
-    this.outHead.append(...phrase(texts[word === other ? "coming out" : "coming out both"], { word: wordOf(word), other: wordOf(other) }));
-    const lines = shown.map((c) => ({ name: String(c), marks: hidden ? [] : [...this.parts(i, c),
-      ...there.map(({ side, node }) => ({ value: node.now.at(i, c), look: `sa-mark-${side}`, text: this.short(node, i, c) }))] }));
-    this.out.update(lines, there.map(({ side, node }) => `${this.sideName(side)}: ${shown.map((c) => this.short(node, i, c)).join(", ")}`).join("; "));
-    this.outText.replaceChildren(...(hidden ? [] : there.length === 2 ? this.difference(i, shown) : this.sides.length === 1 && this.nodeOf(0, "weights") ? [texts.mix] : []));
+    this.outHead.append(
+      ...phrase(texts[word === other ? "coming out" : "coming out both"], { word: wordOf(word), other: wordOf(other) }),
+    );
+    const lines = shown.map((c) => ({
+      name: String(c),
+      marks: hidden
+        ? []
+        : [
+            ...this.parts(i, c),
+            ...there.map(({ side, node }) => ({
+              value: node.now.at(i, c),
+              look: `sa-mark-${side}`,
+              text: this.short(node, i, c),
+            })),
+          ],
+    }));
+    this.out.update(
+      lines,
+      there
+        .map(({ side, node }) => `${this.sideName(side)}: ${shown.map((c) => this.short(node, i, c)).join(", ")}`)
+        .join("; "),
+    );
+    this.outText.replaceChildren(
+      ...(hidden
+        ? []
+        : there.length === 2
+          ? this.difference(i, shown)
+          : this.sides.length === 1 && this.nodeOf(0, "weights")
+            ? [texts.mix]
+            : []),
+    );
   }
 
   /** @type {(i: number, c: number) => Mark[]} the words' values as rings, if there is one text */
   parts(i, c) {
     const value = this.nodeOf(0, "value")?.now, weights = this.nodeOf(0, "weights")?.now;
     if (this.sides.length > 1 || !value || !weights) return [];
-    return range(value.rows).filter((j) => weights.at(i, j) > 0).map((j) => ({ value: value.at(j, c), look: "sa-mark-part", size: 2 + 9 * Math.sqrt(weights.at(i, j)) }));
+    return range(value.rows)
+      .filter((j) => weights.at(i, j) > 0)
+      .map((j) => ({ value: value.at(j, c), look: "sa-mark-part", size: 2 + 9 * Math.sqrt(weights.at(i, j)) }));
   }
 
   /**
@@ -435,8 +613,23 @@ class FirstScreen {
   difference(i, shown) {
     const { texts } = this;
     const { by, most } = this.mostDifferent(i, shown);
-    const legend = this.sides.flatMap((side) => [element("span", { className: "sa-key", data: { side: String(side) } }, side ? "■ " : "● ", element("bdi", {}, this.sideName(side))), " "]);
-    return [...legend, element("br"), ...phrase(by[most] < 0.005 ? texts["not different"] : texts["most different"], { n: most, by: brief(by[most], SHORT) })];
+    const legend = this.sides.flatMap((side) => [
+      element(
+        "span",
+        { className: "sa-key", data: { side: String(side) } },
+        side ? "■ " : "● ",
+        element("bdi", {}, this.sideName(side)),
+      ),
+      " ",
+    ]);
+    return [
+      ...legend,
+      element("br"),
+      ...phrase(by[most] < 0.005 ? texts["not different"] : texts["most different"], {
+        n: most,
+        by: brief(by[most], SHORT),
+      }),
+    ];
   }
 
   /**
@@ -455,7 +648,9 @@ class FirstScreen {
     for (const [, source, i, j] of this.reached(node, place)) {
       for (const other of ROLES) {
         const made = this.matrices?.get(`${side} ${other}`);
-        if (this.nodeOf(side, other) === source && source !== node && made instanceof Heat) marked.set(made, [...(marked.get(made) ?? []), { i, j }]);
+        if (this.nodeOf(side, other) === source && source !== node && made instanceof Heat) {
+          marked.set(made, [...(marked.get(made) ?? []), { i, j }]);
+        }
       }
     }
     for (const [made, places] of marked) made.mark(null, places);
@@ -464,7 +659,9 @@ class FirstScreen {
     const all = role === "scores" ? this.chain(node) : [node];
     const guessed = numbers.hidden(node, place.i, place.j);
     const chain = guessed ? all.slice(0, 1) : all; // later numbers on the way show the answer
-    this.sum.replaceChildren(...chain.flatMap((each, n) => [n ? element("br") : "", ...words.sentence({ node: each, ...place }, guessed)]));
+    this.sum.replaceChildren(
+      ...chain.flatMap((each, n) => [n ? element("br") : "", ...words.sentence({ node: each, ...place }, guessed)]),
+    );
     this.sum.dataset.side = String(side);
   }
 
@@ -473,14 +670,20 @@ class FirstScreen {
    * @type {(node: NodeOfPage, place: Place) => [string, NodeOfPage, number, number][]}
    */
   reached(node, { i, j }) {
-    const { numbers } = this.view, visible = new Set(this.sides.flatMap((side) => ROLES.filter((role) => role !== "mask").map((role) => this.nodeOf(side, role))));
+    const { numbers } = this.view,
+      visible = new Set(
+        this.sides.flatMap((side) => ROLES.filter((role) => role !== "mask").map((role) => this.nodeOf(side, role))),
+      );
     return numbers.sources({ node, i, j }).slice(1).flatMap((source) => {
       const [, from, row, column] = source;
       return visible.has(from) || !OPS[from.op] ? [source] : this.reached(from, { i: row, j: column });
     });
   }
 
-  /** @param {NodeOfPage} node masked scores @returns scores, scaled scores, masked scores, without stages that change nothing */
+  /**
+   * @param {NodeOfPage} node masked scores
+   * @returns scores, scaled scores, masked scores, without stages that change nothing
+   */
   chain(node) {
     const { numbers } = this.view, found = [node];
     while (["mask", "scale"].includes(found[0].op)) found.unshift(numbers.args(found[0])[0]);
@@ -494,23 +697,45 @@ class FirstScreen {
     const nodes = this.sides.map((side) => this.nodeOf(side, "output"));
     const both = nodes.length === 2 && nodes.every((node) => node && i < node.shape[0]);
     const c = both ? this.mostDifferent(i, range(Math.min(...nodes.map((node) => node?.shape[1] ?? 0)))).most : 0;
-    const start = (/** @type {number} */ side) => (nodes.length > 1 ? [element("span", { className: "sa-key", data: { side: String(side) } }, element("bdi", {}, this.sideName(side)), ": ")] : []);
-    const lines = nodes.flatMap((node, side) => (node && i < node.shape[0] && c < node.shape[1] ? [[...start(side), ...view.words.sentence({ node, i, j: c })]] : []));
-    this.sum.replaceChildren(...lines.flatMap((line, n) => [n ? element("br") : "", ...line]), element("span", { className: "sa-hint" }, ` ${this.texts.point}`));
+    const start = (/** @type {number} */ side) =>
+      nodes.length > 1
+        ? [
+            element(
+              "span",
+              { className: "sa-key", data: { side: String(side) } },
+              element("bdi", {}, this.sideName(side)),
+              ": ",
+            ),
+          ]
+        : [];
+    const lines = nodes.flatMap((node, side) =>
+      node && i < node.shape[0] && c < node.shape[1]
+        ? [[...start(side), ...view.words.sentence({ node, i, j: c })]]
+        : [],
+    );
+    this.sum.replaceChildren(
+      ...lines.flatMap((line, n) => [n ? element("br") : "", ...line]),
+      element("span", { className: "sa-hint" }, ` ${this.texts.point}`),
+    );
     delete this.sum.dataset.side;
   }
 
   /** Show the dock when the strip has scrolled away. */
   watch() {
     const scroller = this.view.root.closest(".sa-view");
-    const observer = new IntersectionObserver(([{ isIntersecting, boundingClientRect, rootBounds }]) => {
-      const away = !isIntersecting && boundingClientRect.height > 0 && boundingClientRect.bottom <= (rootBounds?.top ?? 0) + 1;
-      this.dock.toggleAttribute("data-shown", away);
-      if (away) this.draw();
-    }, { root: this.view.alone ? null : scroller });
+    const observer = new IntersectionObserver(
+      ([{ isIntersecting, boundingClientRect, rootBounds }]) => {
+        const away =
+          !isIntersecting && boundingClientRect.height > 0 && boundingClientRect.bottom <= (rootBounds?.top ?? 0) + 1;
+        this.dock.toggleAttribute("data-shown", away);
+        if (away) this.draw();
+      },
+      { root: this.view.alone ? null : scroller },
+    );
     observer.observe(this.see);
     const inside = /** @type {HTMLElement} */ (this.dock.firstElementChild);
-    new ResizeObserver(() => this.view.root.style.setProperty("--dock", `${inside.offsetHeight}px`)).observe(inside); // 0 while the dock is hidden
+    // 0 while the dock is hidden.
+    new ResizeObserver(() => this.view.root.style.setProperty("--dock", `${inside.offsetHeight}px`)).observe(inside);
   }
 }
 

@@ -1,8 +1,12 @@
 /*
- * The page of a GPT: a prompt, a letter's values in every layer, the next letters, and the effect of changes to the model.
+ * The page of a GPT: a prompt, a letter's values in every layer, the next letters, and the effect of changes to the
+ * model.
  */
 
-/** @typedef {GPTSettings & { alphabet: string[], shown: string[], prompt: string, count: number, captions: Record<string, string>, tour: Record<string, string> }} GPTData */
+/**
+ * @typedef {GPTSettings & { alphabet: string[], shown: string[], prompt: string, count: number,
+ *   captions: Record<string, string>, tour: Record<string, string> }} GPTData
+ */
 
 const TEMPERATURES = [0, 0.3, 0.6, 0.8, 1, 1.5];
 const TOP_KS = [0, 10, 5, 3, 2];
@@ -31,11 +35,18 @@ class GPTView {
     this.random = randomNumbers(SEED);
     this.edits = new Set(); // changed weights, as "name.n"
     this.colours = pixelColours(root);
-    this.field = element("input", { value: data.prompt, ariaLabel: captions.prompt, spellcheck: false, maxLength: 4 * data.context, oninput: () => this.begin() });
+    this.field = element("input", {
+      value: data.prompt,
+      ariaLabel: captions.prompt,
+      spellcheck: false,
+      maxLength: 4 * data.context,
+      oninput: () => this.begin(),
+    });
     this.note = element("small", { className: "sa-soft", role: "status" });
     this.text = element("div", { className: "sa-written", role: "group", ariaLabel: captions.text });
     moveAlong(this.text, () => /** @type {HTMLElement[]} */ ([...this.text.children]), (n) => this.goTo(n));
-    const named = (/** @type {string} */ name, /** @type {() => void} */ act) => button({ onclick: act }, captions[name]);
+    const named = (/** @type {string} */ name, /** @type {() => void} */ act) =>
+      button({ onclick: act }, captions[name]);
     this.stepButton = named("step", () => this.step());
     this.backButton = named("back", () => this.undo());
     this.writeButton = named("write", () => this.toggle());
@@ -43,7 +54,9 @@ class GPTView {
       Object.assign(this, chosen);
       this.drawNext();
     };
-    this.temperatures = chooser(captions.temperature, TEMPERATURES.map(String), 0, (n) => set({ temperature: TEMPERATURES[n] }));
+    this.temperatures = chooser(captions.temperature, TEMPERATURES.map(String), 0, (n) =>
+      set({ temperature: TEMPERATURES[n] }),
+    );
     this.embedding = element("canvas", { role: "img" });
     this.embeddingSays = element("p", { className: "sa-soft" });
     this.heads = range(data.layers).flatMap((layer) => range(data.heads).map((head) => this.head(layer, head)));
@@ -59,29 +72,101 @@ class GPTView {
       this.changed();
     });
     this.counted = element("span", { className: "sa-soft" });
-    const layers = range(data.layers).map((layer) => element("div", { className: "sa-layer" },
-      element("h3", {}, filled(captions.layer, { layer: layer + 1 })),
-      element("div", { className: "sa-gpt-heads" }, ...this.heads.filter((each) => each.layer === layer).map(({ node }) => node)), this.hidden[layer]));
-    const size = filled(captions.size, { parameters: data.count.toLocaleString("fr"), layers: data.layers, heads: data.heads });
+    const layers = range(data.layers).map((layer) =>
+      element(
+        "div",
+        { className: "sa-layer" },
+        element("h3", {}, filled(captions.layer, { layer })),
+        element(
+          "div",
+          { className: "sa-gpt-heads" },
+          ...this.heads.filter((each) => each.layer === layer).map(({ node }) => node),
+        ),
+        this.hidden[layer],
+      ),
+    );
+    const size = filled(captions.size, {
+      parameters: data.count.toLocaleString("fr"),
+      layers: data.layers,
+      heads: data.heads,
+    });
     root.replaceChildren(
       topOf(root, captions, element("p", {}, ...phrase(captions.look)), size, () => this.recolour()),
-      element("div", { className: "sa-bar" }, element("label", { className: "sa-prompt" }, element("strong", {}, captions.prompt), " ", this.field), this.stepButton, this.backButton, this.writeButton,
+      element(
+        "div",
+        { className: "sa-bar" },
+        element("label", { className: "sa-prompt" }, element("strong", {}, captions.prompt), " ", this.field),
+        this.stepButton,
+        this.backButton,
+        this.writeButton,
         this.temperatures,
-        chooser(captions["top k"], TOP_KS.map((k) => (k ? String(k) : captions["all tokens"])), 0, (n) => set({ topK: TOP_KS[n] }))),
-      this.note, this.text,
-      element("div", { className: "sa-gpt-columns" },
-        element("section", { ariaLabel: captions.way }, element("h2", {}, captions.way), element("h3", {}, captions.embedding), this.embedding, this.embeddingSays, ...layers, this.headSays),
-        element("section", {}, this.nextHeading, this.bars,
-          element("h2", {}, captions.compare), element("small", {}, captions.trained), this.before, element("small", {}, captions.now), this.after, this.parted,
-          element("h2", {}, captions.weights), this.weights.node,
-          element("div", { className: "sa-bar" }, button({ onclick: () => this.reset() }, captions.reset), this.counted))));
+        chooser(
+          captions["top k"],
+          TOP_KS.map((k) => (k ? String(k) : captions["all tokens"])),
+          0,
+          (n) => set({ topK: TOP_KS[n] }),
+        ),
+      ),
+      this.note,
+      this.text,
+      element(
+        "div",
+        { className: "sa-gpt-columns" },
+        element(
+          "section",
+          { ariaLabel: captions.way },
+          element("h2", {}, captions.way),
+          element("h3", {}, captions.embedding),
+          this.embedding,
+          this.embeddingSays,
+          ...layers,
+          this.headSays,
+        ),
+        element(
+          "section",
+          {},
+          this.nextHeading,
+          this.bars,
+          element("h2", {}, captions.compare),
+          element("small", {}, captions.trained),
+          this.before,
+          element("small", {}, captions.now),
+          this.after,
+          this.parted,
+          element("h2", {}, captions.weights),
+          this.weights.node,
+          element(
+            "div",
+            { className: "sa-bar" },
+            button({ onclick: () => this.reset() }, captions.reset),
+            this.counted,
+          ),
+        ),
+      ),
+    );
     this.begin();
-    const { tour, quiz } = gptStops(this), worded = (/** @type {string} */ name) => ({ ...data.tour, "tour start": captions.start, "tour start name": captions[`name.${name}`], "tour invitation": captions[`invite.${name}`] });
-    this.tours = Object.entries({ tour, quiz }).map(([name, stops]) => new Tour({ stops, texts: worded(name), show: (stop, open) => this.visit(/** @type {GPTStop | null} */ (stop), open) }));
+    const { tour, quiz } = gptStops(this),
+      worded = (/** @type {string} */ name) => ({
+        ...data.tour,
+        "tour start": captions.start,
+        "tour start name": captions[`name.${name}`],
+        "tour invitation": captions[`invite.${name}`],
+      });
+    this.tours = Object.entries({ tour, quiz }).map(
+      ([name, stops]) =>
+        new Tour({
+          stops,
+          texts: worded(name),
+          show: (stop, open) => this.visit(/** @type {GPTStop | null} */ (stop), open),
+        }),
+    );
     root.querySelector(".sa-bar")?.before(...this.tours.map(({ node }) => node));
   }
 
-  /** @type {(stop: GPTStop | null, open: boolean) => void} show a stop of the tour or of the exercise; null: the page without them */
+  /**
+   * Show a stop of the tour or of the exercise; null: the page without them.
+   * @type {(stop: GPTStop | null, open: boolean) => void}
+   */
   visit(stop, open) {
     for (const other of this.tours ?? []) if (stop && !other.stops.includes(stop) && other.at >= 0) other.leave();
     this.root.dataset.hide = stop && !open ? stop.hide : "";
@@ -105,20 +190,37 @@ class GPTView {
 
   /** @param {number} layer @param {number} head */
   head(layer, head) {
-    const name = filled(this.captions.head, { layer: layer + 1, head: head + 1 });
+    const name = filled(this.captions.head, { layer, head });
     const canvas = element("canvas", { ariaHidden: "true" });
-    const look = button({ className: "sa-thumb", ariaLabel: name, onclick: () => this.chooseHead(layer, head), onfocus: () => this.chooseHead(layer, head) }, canvas);
-    const power = button({ className: "sa-switch", ariaPressed: "true", ariaLabel: filled(this.captions.switch, { head: name }), onclick: () => {
-      const key = `${layer}.${head}`;
-      if (!this.model.off.delete(key)) this.model.off.add(key);
-      this.changed();
-    } }, this.captions.on);
+    const look = button(
+      {
+        className: "sa-thumb",
+        ariaLabel: name,
+        onclick: () => this.chooseHead(layer, head),
+        onfocus: () => this.chooseHead(layer, head),
+      },
+      canvas,
+    );
+    const power = button(
+      {
+        className: "sa-switch",
+        ariaPressed: "true",
+        ariaLabel: filled(this.captions.switch, { head: name }),
+        onclick: () => {
+          const key = `${layer}.${head}`;
+          if (!this.model.off.delete(key)) this.model.off.add(key);
+          this.changed();
+        },
+      },
+      this.captions.on,
+    );
     return { layer, head, canvas, look, power, node: element("div", { className: "sa-gpt-head" }, look, power) };
   }
 
   /** Read the prompt. */
   begin() {
-    const { alphabet, context } = this.data, order = range(alphabet.length).sort((a, b) => alphabet[b].length - alphabet[a].length);
+    const { alphabet, context } = this.data,
+      order = range(alphabet.length).sort((a, b) => alphabet[b].length - alphabet[a].length);
     const prompt = this.field.value, /** @type {number[]} */ ids = [], unknown = new Set();
     for (let at = 0; at < prompt.length; ) {
       const longest = (/** @type {string} */ text) => order.find((id) => text.startsWith(alphabet[id], at));
@@ -128,7 +230,12 @@ class GPTView {
       at += found === undefined ? 1 : alphabet[found].length;
     }
     const room = context - 1, cut = ids.length > room;
-    this.note.textContent = [unknown.size ? filled(this.captions.unknown, { letters: [...unknown].join(" ") }) : "", cut ? filled(this.captions["too long"], { context: room }) : ""].filter(Boolean).join(" ");
+    this.note.textContent = [
+      unknown.size ? filled(this.captions.unknown, { letters: [...unknown].join(" ") }) : "",
+      cut ? filled(this.captions["too long"], { context: room }) : "",
+    ]
+      .filter(Boolean)
+      .join(" ");
     this.ids = cut ? ids.slice(-room) : ids;
     if (!this.ids.length) this.ids = [0];
     this.given = this.ids.length;
@@ -199,8 +306,20 @@ class GPTView {
   }
 
   draw() {
-    this.text.replaceChildren(...this.ids.map((id, n) => button({ className: n >= this.given ? "sa-added" : "", ariaLabel: this.data.shown[id], ariaPressed: String(n === this.place), tabIndex: n === this.place ? 0 : -1,
-      onclick: () => this.goTo(n) }, this.letter(id))));
+    this.text.replaceChildren(
+      ...this.ids.map((id, n) =>
+        button(
+          {
+            className: n >= this.given ? "sa-added" : "",
+            ariaLabel: this.data.shown[id],
+            ariaPressed: String(n === this.place),
+            tabIndex: n === this.place ? 0 : -1,
+            onclick: () => this.goTo(n),
+          },
+          this.letter(id),
+        ),
+      ),
+    );
     this.stepButton.disabled = this.ids.length >= this.data.context;
     this.backButton.disabled = this.ids.length <= this.given;
     this.counted.textContent = filled(this.captions.changed, { weights: this.edits.size, heads: this.model.off.size });
@@ -230,18 +349,32 @@ class GPTView {
 
   drawWay() {
     const { captions, place, pass, colours, chosen, data } = this, trace = pass.traces[place];
-    const strip = (/** @type {HTMLCanvasElement} */ canvas, /** @type {Float64Array} */ row, /** @type {string} */ name) => {
+    const strip = (
+      /** @type {HTMLCanvasElement} */ canvas,
+      /** @type {Float64Array} */ row,
+      /** @type {string} */ name,
+    ) => {
       const size = largest(row) || 1;
       paint(canvas, 1, row.length, (_, j) => colours.difference(-row[j] / size));
       canvas.ariaLabel = name;
     };
     const shown = data.shown[this.ids[place]];
     strip(this.embedding, trace.embedding, captions.embedding);
-    this.embeddingSays.replaceChildren(...phrase(captions["embedding means"], { letter: this.here(), width: data.width }));
-    this.hidden.forEach((canvas, layer) => strip(canvas, trace.hidden[layer], filled(captions.hidden, { letter: shown, place: filled(captions.layer, { layer: layer + 1 }) })));
+    this.embeddingSays.replaceChildren(
+      ...phrase(captions["embedding means"], { letter: this.here(), width: data.width }),
+    );
+    this.hidden.forEach((canvas, layer) =>
+      strip(
+        canvas,
+        trace.hidden[layer],
+        filled(captions.hidden, { letter: shown, place: filled(captions.layer, { layer }) }),
+      ),
+    );
     for (const { layer, head, canvas, look, power } of this.heads) {
       const on = !this.model.off.has(`${layer}.${head}`);
-      paint(canvas, this.ids.length, this.ids.length, (i, j) => colours.weight(0, pass.traces[i].weights[layer][head][j] ?? 0));
+      paint(canvas, this.ids.length, this.ids.length, (i, j) =>
+        colours.weight(0, pass.traces[i].weights[layer][head][j] ?? 0),
+      );
       look.ariaPressed = String(layer === chosen.layer && head === chosen.head);
       look.classList.toggle("sa-dim", !on);
       power.ariaPressed = String(on);
@@ -250,17 +383,31 @@ class GPTView {
     const row = trace.weights[chosen.layer]?.[chosen.head];
     if (!row) return;
     const most = range(row.length).sort((a, b) => row[b] - row[a]).slice(0, 4);
-    const around = (/** @type {number} */ j) => this.ids.slice(Math.max(0, j - 3), j).map((id) => this.letter(id)).join("");
-    const list = most.flatMap((j, n) => [n ? ", " : "", ...phrase(captions.part, { weight: fixed(row[j], 2), before: around(j), word: wordOf(data.shown[this.ids[j]]) })]);
-    this.headSays.replaceChildren(`${filled(captions.head, { layer: chosen.layer + 1, head: chosen.head + 1 })}: `, ...phrase(captions.takes, { word: this.here(), list }));
+    const around = (/** @type {number} */ j) =>
+      this.ids
+        .slice(Math.max(0, j - 3), j)
+        .map((id) => this.letter(id))
+        .join("");
+    const list = most.flatMap((j, n) => [
+      n ? ", " : "",
+      ...phrase(captions.part, { weight: fixed(row[j], 2), before: around(j), word: wordOf(data.shown[this.ids[j]]) }),
+    ]);
+    this.headSays.replaceChildren(
+      `${filled(captions.head, { layer: chosen.layer, head: chosen.head })}: `,
+      ...phrase(captions.takes, { word: this.here(), list }),
+    );
   }
 
   drawNext() {
     const { captions, place } = this, found = choices(this.pass.traces[place].logits, this.temperature || 1, this.topK);
     const came = this.ids[place + 1], shown = found.slice(0, LETTERS_BEFORE), rest = found.slice(LETTERS_BEFORE);
     this.nextHeading.replaceChildren(...phrase(captions.next, { letter: this.here() }));
-    drawBars(this.bars, shown.map(({ id, probability }) => ({ token: this.data.shown[id], probability, came: id === came })),
-      { n: rest.length, probability: rest.reduce((sum, { probability }) => sum + probability, 0) }, captions);
+    drawBars(
+      this.bars,
+      shown.map(({ id, probability }) => ({ token: this.data.shown[id], probability, came: id === came })),
+      { n: rest.length, probability: rest.reduce((sum, { probability }) => sum + probability, 0) },
+      captions,
+    );
   }
 
   /** What the trained model and the changed model write after the prompt, always with the likeliest letter. */
@@ -280,7 +427,11 @@ class GPTView {
     const lead = prompt.map((id) => this.data.alphabet[id]).join("");
     const say = (/** @type {HTMLElement} */ node, /** @type {number[]} */ ids) => {
       const part = (/** @type {number[]} */ some) => some.map((id) => this.data.alphabet[id]).join("");
-      node.replaceChildren(element("span", { className: "sa-soft" }, lead), part(n < 0 ? ids : ids.slice(0, n)), ...(n < 0 ? [] : [element("mark", {}, part(ids.slice(n)))]));
+      node.replaceChildren(
+        element("span", { className: "sa-soft" }, lead),
+        part(n < 0 ? ids : ids.slice(0, n)),
+        ...(n < 0 ? [] : [element("mark", {}, part(ids.slice(n)))]),
+      );
     };
     say(this.before, before);
     say(this.after, now);
@@ -290,7 +441,11 @@ class GPTView {
 
 /** A matrix as a picture, with a field to change one weight. */
 class WeightEditor {
-  /** @param {GPTModel} model @param {Record<string, string>} captions @param {(name: string, places: number[]) => void} changed */
+  /**
+   * @param {GPTModel} model
+   * @param {Record<string, string>} captions
+   * @param {(name: string, places: number[]) => void} changed
+   */
   constructor(model, captions, changed) {
     this.model = model;
     this.captions = captions;
@@ -309,12 +464,17 @@ class WeightEditor {
       this.show();
     } });
     this.says = element("span");
-    const index = (/** @type {string} */ name) => element("input", { type: "number", min: "0", ariaLabel: captions[name], onchange: () => this.goTo() });
+    const index = (/** @type {string} */ name) =>
+      element("input", { type: "number", min: "0", ariaLabel: captions[name], onchange: () => this.goTo() });
     this.row = index("row");
     this.column = index("column");
-    this.value = element("input", { inputMode: "decimal", ariaLabel: captions.value, onkeydown: (/** @type {KeyboardEvent} */ event) => {
-      if (event.key === "Enter") this.set();
-    } });
+    this.value = element("input", {
+      inputMode: "decimal",
+      ariaLabel: captions.value,
+      onkeydown: (/** @type {KeyboardEvent} */ event) => {
+        if (event.key === "Enter") this.set();
+      },
+    });
     this.node = element("div", { className: "sa-weight-editor" }, this.choice, this.canvas,
       element("div", { className: "sa-bar" }, "[", this.row, ", ", this.column, "] ", this.says, this.value,
         button({ onclick: () => this.set() }, captions.set), button({ onclick: () => this.zero() }, captions.zero)));
@@ -322,7 +482,11 @@ class WeightEditor {
   }
 
   show() {
-    const { shape: [rows, columns], data } = this.model.get(this.name), colours = pixelColours(/** @type {HTMLElement} */ (this.node.closest(".sa-view") ?? this.node));
+    const {
+        shape: [rows, columns],
+        data,
+      } = this.model.get(this.name),
+      colours = pixelColours(/** @type {HTMLElement} */ (this.node.closest(".sa-view") ?? this.node));
     const size = largest(data) || 1;
     paint(this.canvas, rows, columns, (i, j) => colours.difference(-data[i * columns + j] / size));
     this.canvas.ariaLabel = filled(this.captions["weight map"], { name: this.name, rows, columns });
@@ -337,7 +501,8 @@ class WeightEditor {
 
   goTo() {
     const { shape: [rows, columns] } = this.model.get(this.name);
-    const index = (/** @type {HTMLInputElement} */ field, /** @type {number} */ n) => clamp(Math.floor(Number(field.value)) || 0, 0, n - 1);
+    const index = (/** @type {HTMLInputElement} */ field, /** @type {number} */ n) =>
+      clamp(Math.floor(Number(field.value)) || 0, 0, n - 1);
     this.at = index(this.row, rows) * columns + index(this.column, columns);
     this.show();
   }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from selfattn._extras import models_module
 from selfattn.functional import softmax
 from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
 from selfattn.views.language import fill, in_language
@@ -95,16 +96,18 @@ def gpt_page(
     *,
     lang: str = "en",
 ) -> GPTPage:
-    """Run a GPT inside a page: type a prompt, see what every layer does and which letter comes next, and change the model.
+    """Run a GPT inside a page.
 
-    Heads can be switched off and weights changed; the text that the model writes changes with them. The page's own script
-    computes, without a network.
+    Type a prompt, see what every layer does and which letter comes next, and change the model.
+
+    Heads can be switched off and weights changed; the text that the model writes changes with them. The page's own
+    script computes, without a network.
 
     Parameters
     ----------
     model : nn.GPT or path, optional
-        With at most a million parameters, learned positions and norms first; or the folder that ``selfattn train gpt`` wrote.
-        None: the character model of the package.
+        With at most a million parameters, learned positions and norms first; or the folder that ``selfattn train
+        gpt`` wrote. None: the character model of the package.
     alphabet : sequence of str, optional
         The letter, or the piece of text, of each id. A model that is not in a folder needs it.
     prompt : str
@@ -171,16 +174,16 @@ def gpt_page(
 
 
 def _of_folder(path: str | os.PathLike[str], alphabet: Sequence[str] | None) -> tuple[GPT, Sequence[str]]:
-    from selfattn import models
-    from selfattn.models.gpt2 import as_gpt
-
+    models, gpt2 = (
+        models_module("a GPT of a folder", name) for name in ("selfattn_models", "selfattn_models.gpt2")
+    )
     found = models.load(path)
     if not isinstance(found, models.GPT2LMHeadModel):
         raise TypeError(f"{path} holds a {type(found).__name__}; views.explorer(model, text) shows it")
     if alphabet is None:
         known = found.vocab_size if found.tokenizer else 0
         alphabet = [found.tokenizer.id_to_token(n) for n in range(known)]
-    return as_gpt(found), alphabet
+    return gpt2.as_gpt(found), alphabet
 
 
 def _check(model: GPT) -> None:

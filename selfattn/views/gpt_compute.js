@@ -1,7 +1,8 @@
 /*
  * A GPT that computes letter by letter and keeps keys and values. It draws nothing.
  *
- * Per layer x += out(attention(LayerNorm(x))), x += linear2(activation(linear1(LayerNorm(x)))); then logits = head(LayerNorm(x)).
+ * Per layer x += out(attention(LayerNorm(x))), x += linear2(activation(linear1(LayerNorm(x)))); then
+ * logits = head(LayerNorm(x)).
  */
 
 /** @typedef {{ shape: number[], data: Float64Array }} Parameter */
@@ -40,7 +41,10 @@ function erf(x) {
   return Math.sign(x) * (1 - Math.exp(-x * x) / (Math.sqrt(Math.PI) * (size + below)));
 }
 
-const ACTIVATIONS = { gelu: (/** @type {number} */ x) => 0.5 * x * (1 + erf(x / Math.SQRT2)), relu: (/** @type {number} */ x) => Math.max(x, 0) };
+const ACTIVATIONS = {
+  gelu: (/** @type {number} */ x) => 0.5 * x * (1 + erf(x / Math.SQRT2)),
+  relu: (/** @type {number} */ x) => Math.max(x, 0),
+};
 
 class GPTModel {
   /** @type {Map<string, Parameter>} */ parameters = new Map();
@@ -105,19 +109,28 @@ class Pass {
   /** @type {(id: number) => Trace} */
   push(id) {
     const { model } = this, { layers, width, activation } = model.settings, place = this.traces.length;
-    const row = (/** @type {string} */ name, /** @type {number} */ n) => model.get(name).data.subarray(n * width, (n + 1) * width);
+    const row = (/** @type {string} */ name, /** @type {number} */ n) =>
+      model.get(name).data.subarray(n * width, (n + 1) * width);
     const token = row("token_embedding.weight", id), position = row("position_embedding.weight", place);
     let x = Float64Array.from(token, (value, i) => value + position[i]);
     /** @type {Trace} */
     const trace = { embedding: x, weights: [], hidden: [], logits: new Float64Array(0) };
     for (let layer = 0; layer < layers; layer++) {
       const name = `layers.${layer}`;
-      this.joined[layer].push(model.linear(`${name}.self_attn.in_proj_weight`, model.norm(`${name}.norm1`, x), `${name}.self_attn.in_proj_bias`));
+      this.joined[layer].push(
+        model.linear(
+          `${name}.self_attn.in_proj_weight`,
+          model.norm(`${name}.norm1`, x),
+          `${name}.self_attn.in_proj_bias`,
+        ),
+      );
       const { weights, found } = this.attend(layer, place);
       trace.weights.push(weights);
       const added = model.linear(`${name}.self_attn.out_proj.weight`, found, `${name}.self_attn.out_proj.bias`);
       const s = x.map((value, i) => value + added[i]);
-      const wide = model.linear(`${name}.linear1.weight`, model.norm(`${name}.norm2`, s), `${name}.linear1.bias`).map(ACTIVATIONS[activation]);
+      const wide = model
+        .linear(`${name}.linear1.weight`, model.norm(`${name}.norm2`, s), `${name}.linear1.bias`)
+        .map(ACTIVATIONS[activation]);
       const down = model.linear(`${name}.linear2.weight`, wide, `${name}.linear2.bias`);
       x = s.map((value, i) => value + down[i]);
       trace.hidden.push(x);
@@ -127,13 +140,18 @@ class Pass {
     return trace;
   }
 
-  /** @type {(layer: number, place: number) => { weights: Float64Array[]; found: Float64Array; }} heads that are off give 0 */
+  /**
+   * Heads that are off give 0.
+   * @type {(layer: number, place: number) => { weights: Float64Array[]; found: Float64Array; }}
+   */
   attend(layer, place) {
     const { width, heads } = this.model.settings, each = width / heads, joined = this.joined[layer];
     const found = new Float64Array(width), weights = range(heads).map(() => new Float64Array(place + 1));
     for (let head = 0; head < heads; head++) {
       const from = head * each, row = weights[head], query = joined[place];
-      for (let j = 0; j <= place; j++) row[j] = dot(each, (c) => query[from + c] * joined[j][width + from + c]) / Math.sqrt(each);
+      for (let j = 0; j <= place; j++) {
+        row[j] = dot(each, (c) => query[from + c] * joined[j][width + from + c]) / Math.sqrt(each);
+      }
       normalise(row);
       if (this.model.off.has(`${layer}.${head}`)) continue;
       for (let c = 0; c < each; c++) found[from + c] = dot(place + 1, (j) => row[j] * joined[j][2 * width + from + c]);
@@ -143,7 +161,8 @@ class Pass {
 }
 
 /**
- * Probabilities of all letters, or of the top-k if topK is not 0, the largest first. At temperature 0 the likeliest has probability 1.
+ * Probabilities of all letters, or of the top-k if topK is not 0, the largest first. At temperature 0 the likeliest has
+ * probability 1.
  * @type {(logits: Float64Array, temperature: number, topK: number) => { id: number, probability: number }[]}
  */
 function choices(logits, temperature, topK) {

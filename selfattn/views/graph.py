@@ -1,7 +1,7 @@
 """Turns steps into a graph of matrices: which matrices each one is computed from, and which stage shows it.
 
-`draw` draws the graph and `steps.js` computes with it; no HTML here. A graph may hold two sentences, called sides; what they
-share, such as projections, is there once.
+`draw` draws the graph and `steps.js` computes with it; no HTML here. A graph may hold two sentences, called sides;
+what they share, such as projections, is there once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,16 @@ Term: TypeAlias = str  # id of a node, "T:" and an id for its transpose, or an o
 OPERATORS = ("@", "=", "+", "·", "→", "where")
 MAX_HEADS = 4  # heads that are shown as tables
 PER_HEAD = (
-    "given", "scores", "scaled_scores", "masked_scores", "weights", "dropped_weights", "replaced_weights",
-    "weighted_values", "output",
-)  # fmt: skip
+    "given",
+    "scores",
+    "scaled_scores",
+    "masked_scores",
+    "weights",
+    "dropped_weights",
+    "replaced_weights",
+    "weighted_values",
+    "output",
+)
 MAX_PAIRS = 8  # queries whose weighted values are shown
 MAX_NUMBERS = 200_000  # numbers in all matrices: about 2 MB as base64
 
@@ -89,7 +96,11 @@ class Head:
 # Formula and NumPy of every stage.
 LINES: dict[str, tuple[str, str]] = {
     "embeddings": ("e_i = table[token_i]", "embeddings = table[ids]"),
-    "positions": ("p_ic = sin(i / 10000^(c/d)),  p_ib = cos(i / 10000^(c/d)),  b = c + 1,  c = 0, 2, 4, …", "angle = np.arange(L)[:, None] / 10000 ** (np.arange(0, d, 2) / d)\npositions[:, 0::2], positions[:, 1::2] = np.sin(angle), np.cos(angle)"),
+    "positions": (
+        "p_ic = sin(i / 10000^(c/d)),  p_ib = cos(i / 10000^(c/d)),  b = c + 1,  c = 0, 2, 4, …",
+        "angle = np.arange(L)[:, None] / 10000 ** (np.arange(0, d, 2) / d)\n"
+        "positions[:, 0::2], positions[:, 1::2] = np.sin(angle), np.cos(angle)",
+    ),
     "model_inputs": ("x_i = e_i + p_i", "inputs = embeddings + positions"),
     "inputs": ("x_1, …, x_L", "inputs = x"),
     "linear": ("y_ic = Σ_m x_im · W_mc", "y = x @ W"),
@@ -100,21 +111,42 @@ LINES: dict[str, tuple[str, str]] = {
     "scores": ("s_ij = Σ_c q_ic · k_jc", "scores = query @ key.T"),
     "additive_scores": ("s_ij = Σ_c tanh(q_ic + k_jc) · v_c", "scores = np.tanh(query[:, None] + key) @ v"),
     "scaled_scores": ("t_ij = s_ij · scale", "scaled_scores = scores * scale"),
-    "capped_scores": ("t_ij = cap · tanh(s_ij · scale / cap)", "scaled_scores = softcap * np.tanh(scores * scale / softcap)"),
-    "masked_scores": ("u_ij = t_ij (mask_ij = 1),  -∞ (mask_ij = 0)", "masked_scores = np.where(mask, scaled_scores, -np.inf)"),
-    "biased_scores": ("u_ij = t_ij + a_ij (mask_ij = 1),  -∞ (mask_ij = 0)", "masked_scores = np.where(mask, scaled_scores + added, -np.inf)"),
-    "weights": ("w_ij = exp(u_ij) / Σ_n exp(u_in)", "weights = np.exp(masked_scores) / np.exp(masked_scores).sum(axis=-1, keepdims=True)"),
-    "sink_weights": ("w_ij = exp(u_ij) / (exp(sink) + Σ_n exp(u_in))", "weights = np.exp(masked_scores) / (np.exp(sink) + np.exp(masked_scores).sum(axis=-1, keepdims=True))"),
+    "capped_scores": (
+        "t_ij = cap · tanh(s_ij · scale / cap)",
+        "scaled_scores = softcap * np.tanh(scores * scale / softcap)",
+    ),
+    "masked_scores": (
+        "u_ij = t_ij (mask_ij = 1),  -∞ (mask_ij = 0)",
+        "masked_scores = np.where(mask, scaled_scores, -np.inf)",
+    ),
+    "biased_scores": (
+        "u_ij = t_ij + a_ij (mask_ij = 1),  -∞ (mask_ij = 0)",
+        "masked_scores = np.where(mask, scaled_scores + added, -np.inf)",
+    ),
+    "weights": (
+        "w_ij = exp(u_ij) / Σ_n exp(u_in)",
+        "weights = np.exp(masked_scores) / np.exp(masked_scores).sum(axis=-1, keepdims=True)",
+    ),
+    "sink_weights": (
+        "w_ij = exp(u_ij) / (exp(sink) + Σ_n exp(u_in))",
+        "weights = np.exp(masked_scores) / (np.exp(sink) + np.exp(masked_scores).sum(axis=-1, keepdims=True))",
+    ),
     "dropped_weights": ("w'_ij = w_ij · keep_ij", "dropped_weights = weights * keep"),
-    "replaced_weights": ("w'_ij = g_ij (use_given = 1),  w_ij (use_given = 0)", "replaced_weights = np.where(use_given, given_weights, weights)"),
+    "replaced_weights": (
+        "w'_ij = g_ij (use_given = 1),  w_ij (use_given = 0)",
+        "replaced_weights = np.where(use_given, given_weights, weights)",
+    ),
     "weighted_values": ("z_ijc = w_ij · v_jc", "weighted_values = {source}[:, :, None] * value"),
     "output": ("o_ic = Σ_j w_ij · v_jc", "output = {source} @ value"),
     "concatenated": ("[o¹, o², …]", "concatenated = np.concatenate(outputs, axis=-1)"),
     "projected_output": ("y_ic = Σ_m o_im · WO_mc", "projected_output = {source} @ W_out"),
     "residual": ("r_ic = o_ic + x_ic", "residual = {source} + inputs"),
-    "norm": ("n_ic = (r_ic - mean_i) / √(var_i + ε) · g_c + b_c", "norm = ({source} - mean) / np.sqrt(variance + eps) * ln_weight + ln_bias"),
+    "norm": (
+        "n_ic = (r_ic - mean_i) / √(var_i + ε) · g_c + b_c",
+        "norm = ({source} - mean) / np.sqrt(variance + eps) * ln_weight + ln_bias",
+    ),
     "mean": ("m_c = Σ_i x_ic / L", "output = {source}.mean(axis=0)"),
-}  # fmt: skip
+}
 
 
 class Graph:
@@ -130,9 +162,19 @@ class Graph:
         self.numbers = 0
 
     def add(
-        self, node: str, name: str, data: Array, rows: str = "", columns: str = "", op: str = "given",
-        args: tuple[str, ...] = (), options: dict[str, Any] | None = None, *, editable: bool = False, shared: bool = False,
-    ) -> str:  # fmt: skip
+        self,
+        node: str,
+        name: str,
+        data: Array,
+        rows: str = "",
+        columns: str = "",
+        op: str = "given",
+        args: tuple[str, ...] = (),
+        options: dict[str, Any] | None = None,
+        *,
+        editable: bool = False,
+        shared: bool = False,
+    ) -> str:
         """Add a node to this side, and return its id; a shared node of the other side is used again."""
         if self.numbers + data.size > MAX_NUMBERS:
             raise PageError(
@@ -151,8 +193,14 @@ class Graph:
         return full
 
     def show(
-        self, name: str, terms: Sequence[Term], label: str = "", prefix: str = "", variant: str = "", source: str = ""
-    ) -> Stage:  # fmt: skip
+        self,
+        name: str,
+        terms: Sequence[Term],
+        label: str = "",
+        prefix: str = "",
+        variant: str = "",
+        source: str = "",
+    ) -> Stage:
         """Add an equation to a stage, a new one if needed; the line of NumPy names the node `source`."""
         stage = self.stages.get(prefix + name)
         if stage is None:
@@ -378,9 +426,17 @@ def _pairs(
         with np.errstate(invalid="ignore"):
             data = np.where(steps._call.allowed[at][i][:, None], row[:, None] * value, 0.0)
         pairs.append(
-            graph.add(f"{name}[{i}]", f"weighted_values[{i}]", data, f"k{graph.side}", "", "pairs",
-                     (weights, v, mask), {"query": i})
-        )  # fmt: skip
+            graph.add(
+                f"{name}[{i}]",
+                f"weighted_values[{i}]",
+                data,
+                f"k{graph.side}",
+                "",
+                "pairs",
+                (weights, v, mask),
+                {"query": i},
+            )
+        )
     return pairs
 
 
@@ -432,8 +488,18 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
         graph.show("concatenated", [*joined[:-1], "=", last], prefix=prefix)
         _note_heads(graph, f"{prefix}concatenated", len(outputs))
     if steps.projected_output is not None and p.W_out is not None:
-        last = _affine(graph, prefix, "projected_output", "W_out", last, p.W_out, p.b_out,
-                       flat(steps.projected_output), t, "projected_output")  # fmt: skip
+        last = _affine(
+            graph,
+            prefix,
+            "projected_output",
+            "W_out",
+            last,
+            p.W_out,
+            p.b_out,
+            flat(steps.projected_output),
+            t,
+            "projected_output",
+        )
     if steps.residual is not None:
         y = graph.add(f"{prefix}residual", "residual", flat(steps.residual), t, "", "add", (last, inputs))
         graph.show("residual", [last, "+", inputs, "=", y], prefix=prefix, source=last)
@@ -468,9 +534,17 @@ def start_of_results(terms: Sequence[Term]) -> int:
 
 
 def _affine(
-    graph: Graph, prefix: str, name: str, weight_name: str, source: str, weight: Array, bias: Array | None,
-    data: Array, rows: str, stage: str,
-) -> str:  # fmt: skip
+    graph: Graph,
+    prefix: str,
+    name: str,
+    weight_name: str,
+    source: str,
+    weight: Array,
+    bias: Array | None,
+    data: Array,
+    rows: str,
+    stage: str,
+) -> str:
     w = graph.add(prefix + weight_name, weight_name, weight, editable=True, shared=True)
     args: tuple[str, ...] = (source, w)
     terms = [source, "@", w]

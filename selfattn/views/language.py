@@ -1,4 +1,6 @@
-"""What pages say in other languages: the files of `languages/`, from English sentences to their translations, and plurals.
+"""What pages say in other languages.
+
+The files of `languages/` have the translations of English sentences; the rules of plurals are here.
 
 The English sentence is the key, so a sentence that a file lacks, or whose English has changed, is said in English.
 """
@@ -14,7 +16,8 @@ from typing import Any
 
 from selfattn._check import one_of
 
-#: The plural category of a number in each language of `languages/`, by CLDR's rules; scripts ask the browser's Intl.PluralRules.
+#: The plural category of a number in each language of `languages/`, by CLDR's rules; scripts ask the browser's
+#: Intl.PluralRules.
 PLURALS: dict[str, Callable[[float], str]] = {
     "en": lambda n: "one" if n == 1 else "other",
     "de": lambda n: "one" if n == 1 else "other",
@@ -29,16 +32,23 @@ _PLURAL = re.compile(r"\{(\w+), plural,((?: \w+ \{[^{}]*\})+)\}")
 _FORM = re.compile(r"(\w+) \{([^{}]*)\}")
 
 
-def read(lang: str) -> Any:
+#: The package that has the languages of the core's pages; another package has its own, in the same form.
+VIEWS = "selfattn.views"
+
+
+def read(lang: str, package: str = VIEWS) -> Any:
     """Return the content of a language's file."""
-    file = resources.files("selfattn.views").joinpath("languages", f"{lang}.json")
+    file = resources.files(package).joinpath("languages", f"{lang}.json")
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 @functools.cache
-def entries(lang: str) -> Mapping[str, str]:
-    """Return the translations of a language, by their English; {} for English."""
-    return {} if one_of("lang", lang, PLURALS) == "en" else read(lang)
+def entries(lang: str, package: str = VIEWS) -> Mapping[str, str]:
+    """Return the translations of a language, by their English, of the core's pages and a package's; {} for English."""
+    if one_of("lang", lang, PLURALS) == "en":
+        return {}
+    found: dict[str, str] = read(lang)
+    return found if package == VIEWS else found | read(lang, package)
 
 
 def say(sentence: str, lang: str, /, **values: object) -> str:
@@ -52,9 +62,10 @@ def say(sentence: str, lang: str, /, **values: object) -> str:
     return fill(entries(lang).get(sentence, sentence), lang, **values)
 
 
-def in_language(texts: Mapping[str, str], lang: str) -> dict[str, str]:
-    """Return a page's sentences in a language, and the language as ``lang``."""
-    return {name: say(sentence, lang) for name, sentence in texts.items()} | {"lang": lang}
+def in_language(texts: Mapping[str, str], lang: str, package: str = VIEWS) -> dict[str, str]:
+    """Return a page's sentences in a language, from the files of its package, and the language as ``lang``."""
+    known = entries(lang, package)
+    return {name: fill(known.get(each, each), lang) for name, each in texts.items()} | {"lang": lang}
 
 
 def fill(sentence: str, lang: str = "en", /, **values: object) -> str:

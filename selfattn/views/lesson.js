@@ -13,7 +13,10 @@
  * @property {[string, number, number, number][]} after more changes once the answer is open
  * @property {string} hide what is hidden until the answer is open: "scores", "weights", "output", or ""
  */
-/** @typedef {{ first: number, name: string, stops: (Stop & LessonStop)[] }} Home a page that was joined with others: its first view */
+/**
+ * A page that was joined with others: its first view.
+ * @typedef {{ first: number, name: string, stops: (Stop & LessonStop)[] }} Home
+ */
 
 const OWN_TEXTS = ["text", "compare"]; // of an address
 
@@ -41,29 +44,65 @@ class Lesson {
     const top = element("div", { className: "sa-top" });
     this.look = element("p", { className: "sa-look" });
     root.prepend(top, this.look);
-    this.homes = homes.map(({ first, name, stops }) => ({ first, name, tour: stops.length ? new Tour({ stops, texts: this.texts,
-      show: (stop, open) => this.visit(/** @type {(Stop & LessonStop) | null} */ (stop), open, first) }) : null }));
+    this.homes = homes.map(({ first, name, stops }) => ({
+      first,
+      name,
+      tour: stops.length
+        ? new Tour({
+            stops,
+            texts: this.texts,
+            show: (stop, open) => this.visit(/** @type {(Stop & LessonStop) | null} */ (stop), open, first),
+          })
+        : null,
+    }));
     const tours = this.homes.flatMap(({ tour }) => tour ?? []);
-    this.whole = button({ data: { do: "everything" }, onclick: () => this.showAll(root.hasAttribute("data-first")) }, this.texts["everything shown"]);
+    this.whole = button(
+      { data: { do: "everything" }, onclick: () => this.showAll(root.hasAttribute("data-first")) },
+      this.texts["everything shown"],
+    );
     top.append(title, tools(root, this.texts, () => this.redraw(), ...(this.toured ? [this.whole] : [])));
     this.showAll(!this.toured);
-    this.tabs = element("div", { className: "sa-tabs sa-view-tabs", role: "tablist", ariaLabel: this.texts.tabs }, ...this.views.map((view, n) =>
-      button({ role: "tab", title: view.texts.title, onclick: () => this.open(this.views[n]) }, this.views.length > 1 ? `${n + 1} ` : "", this.homes.length > 1 ? `${this.homeOf(n).name}: ` : "", view.texts.tab || view.texts.title)));
+    this.tabs = element(
+      "div",
+      { className: "sa-tabs sa-view-tabs", role: "tablist", ariaLabel: this.texts.tabs },
+      ...this.views.map((view, n) =>
+        button(
+          { role: "tab", title: view.texts.title, onclick: () => this.open(this.views[n]) },
+          this.views.length > 1 ? `${n + 1} ` : "",
+          this.homes.length > 1 ? `${this.homeOf(n).name}: ` : "",
+          view.texts.tab || view.texts.title,
+        ),
+      ),
+    );
     this.tabs.hidden = this.views.length < 2;
     const tabs = /** @type {HTMLElement[]} */ ([...this.tabs.children]);
     moveAlong(this.tabs, () => tabs, (n) => {
       this.open(this.views[n]);
       tabs[n].focus();
     });
-    const { t0, t1 } = this.views[0].labels, one = this.views.every(({ labels, data }) => takesWords(data) && labels.t0.join("\n") === t0.join("\n"));
-    this.look.after(...tours.map(({ node }) => node), this.tabs, ...(one ? [ownWords(this.texts, t1 ? [t0, t1] : [t0], (texts) => {
-      this.write(texts);
-      this.link();
-    })] : []));
+    const { t0, t1 } = this.views[0].labels,
+      one = this.views.every(({ labels, data }) => takesWords(data) && labels.t0.join("\n") === t0.join("\n"));
+    this.look.after(
+      ...tours.map(({ node }) => node),
+      this.tabs,
+      ...(one
+        ? [
+            ownWords(this.texts, t1 ? [t0, t1] : [t0], (texts) => {
+              this.write(texts);
+              this.link();
+            }),
+          ]
+        : []),
+    );
     this.takes = one ? (t1 ? 2 : 1) : 0; // texts of the reader's own
     root.style.setProperty("--guess", JSON.stringify(this.texts["guess first"]));
     root.addEventListener("keydown", (event) => this.key(event));
-    if ("alone" in root.dataset) document.addEventListener("keydown", (event) => event.target === document.body && !root.hidden && this.key(event));
+    if ("alone" in root.dataset) {
+      document.addEventListener(
+        "keydown",
+        (event) => event.target === document.body && !root.hidden && this.key(event),
+      );
+    }
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     this.show(this.first);
     if ("alone" in root.dataset) {
@@ -121,8 +160,14 @@ class Lesson {
       tab.tabIndex = each === view ? 0 : -1;
     });
     for (const { tour } of this.homes) if (tour) tour.node.hidden = this.written !== null || tour !== this.tour;
-    this.root.dataset.hide = this.tour && !this.written && !this.tour.open ? /** @type {LessonStop} */ (/** @type {unknown} */ (this.tour.stops[this.tour.at])).hide : "";
-    this.look.replaceChildren(...phrase(view.texts.look), ...(view.texts["made up"] ? [" ", element("span", { className: "sa-made-up" }, view.texts["made up"])] : []));
+    this.root.dataset.hide =
+      this.tour && !this.written && !this.tour.open
+        ? /** @type {LessonStop} */ (/** @type {unknown} */ (this.tour.stops[this.tour.at])).hide
+        : "";
+    this.look.replaceChildren(
+      ...phrase(view.texts.look),
+      ...(view.texts["made up"] ? [" ", element("span", { className: "sa-made-up" }, view.texts["made up"])] : []),
+    );
     view.screen?.draw();
   }
 
@@ -141,16 +186,34 @@ class Lesson {
     for (const view of this.views) view.walk.goToHash(hash);
     const at = new URLSearchParams(hash.slice(1)), [stop, place] = [Number(at.get("stop")), Number(at.get("view"))];
     if (!hash || at.has("stage")) return;
-    const own = OWN_TEXTS.flatMap((name) => at.get(name) ?? []).map((text) => text.split(text.includes(",") ? "," : /\s+/).map((word) => word.trim()).filter(Boolean));
-    if (own.length && own.length === this.takes && own.every(({ length }) => length && length <= MOST_WORDS)) this.write(own);
-    else if (this.written) this.write(null);
+    const own = OWN_TEXTS.flatMap((name) => at.get(name) ?? []).map((text) =>
+      text
+        .split(text.includes(",") ? "," : /\s+/)
+        .map((word) => word.trim())
+        .filter(Boolean),
+    );
+    if (own.length && own.length === this.takes && own.every(({ length }) => length && length <= MOST_WORDS)) {
+      this.write(own);
+    } else if (this.written) {
+      this.write(null);
+    }
     const view = this.views[place - 1] ?? this.shown, { labels: { t0 }, screen } = view, word = at.get("word") ?? "";
     this.show(view);
     if (this.tour?.stops[stop - 1]) return this.tour.go(stop - 1);
-    if (screen) screen.choose({ ...screen.heads.find(({ block, head }) => (at.get("block") ?? block) === block && (at.get("head") ?? head) === head), word: t0.includes(word) ? t0.indexOf(word) : word && t0[Number(word)] ? Number(word) : undefined });
+    if (screen) {
+      screen.choose({
+        ...screen.heads.find(
+          ({ block, head }) => (at.get("block") ?? block) === block && (at.get("head") ?? head) === head,
+        ),
+        word: t0.includes(word) ? t0.indexOf(word) : word && t0[Number(word)] ? Number(word) : undefined,
+      });
+    }
   }
 
-  /** Make the address a link to what is shown: a stop of the tour, or the view, the head and the word, by its place if it is not the first of its kind. */
+  /**
+   * Make the address a link to what is shown: a stop of the tour, or the view, the head and the word, by its place if
+   * it is not the first of its kind.
+   */
   link() {
     const { tour, shown, views } = this, screen = shown?.screen, at = new URLSearchParams();
     if (!("alone" in this.root.dataset) || !screen) return;
@@ -158,8 +221,12 @@ class Lesson {
     if (tour && tour.at >= 0) at.set("stop", String(tour.at + 1));
     else {
       const { block, head, heads, pinned } = screen, { t0 } = shown.labels;
-      if (heads.some((each) => each.block !== block || each.head !== head)) for (const [name, value] of Object.entries({ block, head })) if (value) at.set(name, value);
-      if (pinned.kind === "to") at.set("word", t0.indexOf(t0[pinned.index]) === pinned.index ? t0[pinned.index] : String(pinned.index));
+      if (heads.some((each) => each.block !== block || each.head !== head)) {
+        for (const [name, value] of Object.entries({ block, head })) if (value) at.set(name, value);
+      }
+      if (pinned.kind === "to") {
+        at.set("word", t0.indexOf(t0[pinned.index]) === pinned.index ? t0[pinned.index] : String(pinned.index));
+      }
     }
     this.written?.forEach((words, n) => at.set(OWN_TEXTS[n], words.join(",")));
     shown.walk.address(`#${at}`);
@@ -167,11 +234,17 @@ class Lesson {
 
   /** Scroll back to the first screen. */
   toTop() {
-    if ("alone" in this.root.dataset) window.scrollTo({ top: window.scrollY + Math.min(0, this.root.getBoundingClientRect().top) });
-    else this.root.scrollTop = 0;
+    if ("alone" in this.root.dataset) {
+      window.scrollTo({ top: window.scrollY + Math.min(0, this.root.getBoundingClientRect().top) });
+    } else {
+      this.root.scrollTop = 0;
+    }
   }
 
-  /** @type {(stop: (Stop & LessonStop) | null, open: boolean, first: number) => void} show a stop of the tour; null: the page without the tour */
+  /**
+   * Show a stop of the tour; null: the page without the tour.
+   * @type {(stop: (Stop & LessonStop) | null, open: boolean, first: number) => void}
+   */
   visit(stop, open, first) {
     if (stop && !open) this.toTop();
     const view = stop ? this.views[stop.view] : first ? this.views[first] : this.first;

@@ -1,6 +1,6 @@
 /*
- * The matrices of a view and how they are computed (see graph.py): which numbers were changed, all others computed again in
- * float64, and the sources of a number. No DOM.
+ * The matrices of a view and how they are computed (see graph.py): which numbers were changed, all others computed
+ * again in float64, and the sources of a number. No DOM.
  */
 
 const MAX_FAR = 4000; // pages with more numbers do not highlight sources of sources
@@ -34,7 +34,10 @@ const MAX_FAR = 4000; // pages with more numbers do not highlight sources of sou
  * @property {Set<number>} revealed rows whose blank is filled in
  */
 /** @typedef {NodeData & NodeState} NodeOfPage */
-/** @typedef {{ a: NodeOfPage, b: NodeOfPage, cells: [HTMLTableCellElement, number, number][], size: number, digits: number }} Difference */
+/**
+ * @typedef {{ a: NodeOfPage, b: NodeOfPage, cells: [HTMLTableCellElement, number, number][], size: number,
+ *   digits: number }} Difference
+ */
 /** @typedef {{ node?: NodeOfPage, difference?: Difference, i: number, j: number }} Cell a number that a table shows */
 /** @typedef {[colour: string, node: NodeOfPage, i: number, j: number]} Origin */
 /**
@@ -58,7 +61,16 @@ class Numbers {
   /** @type {(node: NodeData) => NodeOfPage} */
   prepare(node) {
     const kernel = new Matrix(...node.shape, decode(node.data));
-    return { ...node, kernel, now: kernel, mine: kernel, edits: new Map(), digits: node.decimals, range: node.size, revealed: new Set() };
+    return {
+      ...node,
+      kernel,
+      now: kernel,
+      mine: kernel,
+      edits: new Map(),
+      digits: node.decimals,
+      range: node.size,
+      revealed: new Set(),
+    };
   }
 
   /** @param {string} id */
@@ -92,7 +104,10 @@ class Numbers {
     return !same(node.now.at(i, j), node.kernel.at(i, j), 0);
   }
 
-  /** @type {(difference: Difference, i: number, j: number) => number} second minus first; 0 if they differ by rounding alone */
+  /**
+   * Second minus first; 0 if they differ by rounding alone.
+   * @type {(difference: Difference, i: number, j: number) => number}
+   */
   minus({ a, b }, i, j) {
     const value = b.now.at(i, j) - a.now.at(i, j);
     return Math.abs(value) <= 1e-12 * a.size ? 0 : value;
@@ -115,10 +130,16 @@ class Numbers {
         node.mine = node.now = new Matrix(...node.shape, data);
       } else {
         const args = this.args(node);
-        const base = (node.base ??= computed(op, args.map((arg) => /** @type {Matrix} */ (arg.base)), node.shape, node.options));
+        const base = (node.base ??= computed(
+          op,
+          args.map((arg) => /** @type {Matrix} */ (arg.base)),
+          node.shape,
+          node.options,
+        ));
         node.mine = computed(op, args.map((arg) => arg.mine), node.shape, node.options);
         const tolerance = 1e-12 * node.size;
-        const keep = (/** @type {number} */ x, /** @type {number} */ index) => (same(x, base.data[index], tolerance) ? node.kernel.data[index] : x);
+        const keep = (/** @type {number} */ x, /** @type {number} */ index) =>
+          same(x, base.data[index], tolerance) ? node.kernel.data[index] : x;
         node.now = new Matrix(...node.shape, node.mine.data.map(keep));
       }
       node.digits = edited ? Math.max(node.decimals, decimalsOf(node.now.data, this.precision)) : node.decimals;
@@ -148,7 +169,9 @@ class Numbers {
         if (node.edits.has(index) || same(value, before, 0)) continue;
         n++;
         const by = Math.abs(value - before) / (node.size || 1);
-        if (!most || by > most.by) most = { node, by, before, value, i: Math.floor(index / node.shape[1]), j: index % node.shape[1] };
+        if (!most || by > most.by) {
+          most = { node, by, before, value, i: Math.floor(index / node.shape[1]), j: index % node.shape[1] };
+        }
       }
     }
     return { n, most };
@@ -164,7 +187,10 @@ class Numbers {
     if (!op) return itself;
     const args = this.args(node);
     const made = op.made(args.map((arg) => arg.now), i, j, node.options);
-    return [...itself, ...made.map(([colour, which, row, column]) => /** @type {Origin} */ ([colour, args[which], row, column]))];
+    return [
+      ...itself,
+      ...made.map(([colour, which, row, column]) => /** @type {Origin} */ ([colour, args[which], row, column])),
+    ];
   }
 
   /**
@@ -186,7 +212,10 @@ class Numbers {
   }
 }
 
-/** @param {string} name @returns the common name of matrices that share a colour scale: weighted_values for weighted_values[0] */
+/**
+ * @param {string} name
+ * @returns the common name of matrices that share a colour scale: weighted_values for weighted_values[0]
+ */
 function family(name) {
   return name.split("[")[0];
 }

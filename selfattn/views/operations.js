@@ -1,5 +1,6 @@
 /*
- * How each matrix of a steps page is computed from others, the sources of each number, and how its sum is written. It draws nothing.
+ * How each matrix of a steps page is computed from others, the sources of each number, and how its sum is written. It
+ * draws nothing.
  */
 
 /** @type {(x: Matrix, i: number) => number[]} mean and variance of a row, in two passes */
@@ -9,7 +10,10 @@ function moments(x, i) {
 }
 
 /** @typedef {Record<string, any>} Options */
-/** @typedef {[colour: string, which: number, row: number, column: number]} Source of an operation: a number of one of its arguments */
+/**
+ * Of an operation: a number of one of its arguments.
+ * @typedef {[colour: string, which: number, row: number, column: number]} Source
+ */
 /** @typedef {(which: number, row: number, column: number) => string} Figure */
 /**
  * @typedef {object} Speller
@@ -22,8 +26,9 @@ function moments(x, i) {
  * @property {(args: Matrix[], i: number, j: number, options: Options) => number} [number]
  * @property {(args: Matrix[], options: Options) => Matrix} [all]
  * @property {(args: Matrix[], i: number, j: number, options: Options) => Source[]} made the sources of number (i, j)
- * @property {(t: Figure, args: Matrix[], i: number, j: number, options: Options, words: Speller, nameOf: Figure) => string} spell
- *   how it is computed, in figures: t(which, row, column) writes a number, nameOf(which, row, column) names it
+ * @property {(t: Figure, args: Matrix[], i: number, j: number, options: Options, words: Speller,
+ *   nameOf: Figure) => string} spell how it is computed, in figures: t(which, row, column) writes a number,
+ *   nameOf(which, row, column) names it
  */
 
 /** @type {(...all: Source) => Source} */
@@ -49,7 +54,8 @@ const OPS = {
       ...range(x.columns).flatMap((k) => [source("a", 0, i, k), source("b", 1, k, j)]),
       ...(b ? [source("c", 2, 0, j)] : []),
     ],
-    spell: (t, [x, , b], i, j, _, words) => words.sum(x.columns, (k) => `${t(0, i, k)}·${t(1, k, j)}`) + (b ? ` + ${t(2, 0, j)}` : ""),
+    spell: (t, [x, , b], i, j, _, words) =>
+      words.sum(x.columns, (k) => `${t(0, i, k)}·${t(1, k, j)}`) + (b ? ` + ${t(2, 0, j)}` : ""),
   },
   matmulT: {
     number: ([q, k], i, j) => dot(q.columns, (c) => q.at(i, c) * k.at(j, c)),
@@ -58,7 +64,8 @@ const OPS = {
   },
   additive: {
     number: ([q, k, v], i, j) => dot(v.columns, (c) => Math.tanh(q.at(i, c) + k.at(j, c)) * v.at(0, c)),
-    made: ([q], i, j) => range(q.columns).flatMap((c) => [source("a", 0, i, c), source("b", 1, j, c), source("c", 2, 0, c)]),
+    made: ([q], i, j) =>
+      range(q.columns).flatMap((c) => [source("a", 0, i, c), source("b", 1, j, c), source("c", 2, 0, c)]),
     spell: (t, [q], i, j, _, words) => words.sum(q.columns, (c) => `tanh(${t(0, i, c)} + ${t(1, j, c)})·${t(2, 0, c)}`),
   },
   scale: {
@@ -111,10 +118,16 @@ const OPS = {
     made: ([, v, mask, ...pairs], i, c) =>
       range(v.rows)
         .filter((j) => mask.at(i, j) !== 0)
-        .flatMap((j) => [source("a", 0, i, j), source("b", 1, j, c), ...(i < pairs.length ? [source("c", 3 + i, j, c)] : [])]),
+        .flatMap((j) => [
+          source("a", 0, i, j),
+          source("b", 1, j, c),
+          ...(i < pairs.length ? [source("c", 3 + i, j, c)] : []),
+        ]),
     spell: (t, [, values, mask], i, c, _, words) => {
       const open = range(values.rows).filter((j) => mask.at(i, j) !== 0);
-      return open.length ? words.sum(open.length, (n) => `${t(0, i, open[n])}·${t(1, open[n], c)}`) : words.texts.nothing;
+      return open.length
+        ? words.sum(open.length, (n) => `${t(0, i, open[n])}·${t(1, open[n], c)}`)
+        : words.texts.nothing;
     },
   },
   slice: {
@@ -135,7 +148,12 @@ const OPS = {
         return ((x.at(i, j) - mean) / Math.sqrt(variance + eps)) * w.at(0, j) + b.at(0, j);
       });
     },
-    made: ([x], i, j) => [...range(x.columns).map((k) => source("a", 0, i, k)), source("b", 0, i, j), source("c", 1, 0, j), source("c", 2, 0, j)],
+    made: ([x], i, j) => [
+      ...range(x.columns).map((k) => source("a", 0, i, k)),
+      source("b", 0, i, j),
+      source("c", 1, 0, j),
+      source("c", 2, 0, j),
+    ],
     spell: (t, [x], i, j, { eps }, words) => {
       const [mean, variance] = moments(x, i).map((m) => paren(words.write(m), true));
       return `(${t(0, i, j)} - ${mean}) / √(${variance} + ${eps}) · ${t(1, 0, j)} + ${t(2, 0, j)}`;
@@ -153,7 +171,10 @@ const OPS = {
   },
 };
 
-/** @type {(text: string, negative?: boolean) => string} a number in parentheses; when `negative`, only if it has a sign */
+/**
+ * A number in parentheses; when `negative`, only if it has a sign.
+ * @type {(text: string, negative?: boolean) => string}
+ */
 function paren(text, negative = false) {
   if (text.startsWith("(")) return text;
   return negative && !text.startsWith("-") ? text : `(${text})`;

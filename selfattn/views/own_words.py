@@ -1,4 +1,7 @@
-"""Numbers of words: those of a table, and made ones for words that it does not have. own_words.js makes the same ones in a page."""
+"""Numbers of words: those of a table, and made ones for words that it does not have.
+
+`own_words.js` makes the same ones in a page.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,14 @@ def rows(words: Sequence[str], table: Table, name: str) -> Array:
            [0.8, 0. ],
            [0.8, 0.2]])
     """
-    return np.array([table[word] if word in table else made(word, table, name) for word in words])
+    return np.array([table[word] if word in table else numbers_of(word, table, name) for word in words])
 
 
-def made(word: str, table: Table, name: str) -> list[float]:
-    """Return numbers for a word that are always the same, between the least and the largest of each column of a table."""
+def numbers_of(word: str, table: Table, name: str) -> list[float]:
+    """Return numbers for a word that are always the same.
+
+    They are between the least and the largest of each column of a table.
+    """
     known = np.array(list(table.values()), np.float64)
     unit = 10.0 ** decimals_of(known, 2)
     return [
@@ -39,7 +45,10 @@ def made(word: str, table: Table, name: str) -> list[float]:
 
 
 def _share(text: str) -> float:
-    """Return a share from 0 to 1 that text decides: FNV-1a, 32 bits, twice, since its last letters hardly change the first bits."""
+    """Return a share from 0 to 1 that text decides.
+
+    The hash is FNV-1a, 32 bits, twice, since a text's last letters hardly change its first bits.
+    """
     found = 2166136261
     for byte in text.encode("utf-8", "backslashreplace") * 2:
         found = (found ^ byte) * 16777619 % 2**32

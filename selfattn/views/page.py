@@ -26,7 +26,10 @@ _START = re.compile(r' id="((?:view=\d+&amp;)?stage=[^"&]*)"')
 
 @dataclass(frozen=True, repr=False)
 class Page(Document):
-    """A page of steps, as :func:`steps_page` makes it: shows itself in a notebook; ``page.save(path)`` writes a file."""
+    """A page of steps, as :func:`steps_page` makes it: shows itself in a notebook.
+
+    ``page.save(path)`` writes a file.
+    """
 
     views: tuple[str, ...] = ()  # HTML of each view, with ids
     titles: tuple[str, ...] = ()  # titles of the views, if there are several
@@ -35,9 +38,20 @@ class Page(Document):
 
     styles: ClassVar[tuple[str, ...]] = ("first_screen.css", "steps.css")
     scripts: ClassVar[tuple[str, ...]] = (
-        *KIT, "kit/heat.js", "kit/tour.js", "kit/ribbons.js", "operations.js", "numbers.js", "words.js", "walk.js",
-        "exercise.js", "first_screen.js", "steps.js", "own_words.js", "lesson.js",
-    )  # fmt: skip
+        *KIT,
+        "kit/heat.js",
+        "kit/tour.js",
+        "kit/ribbons.js",
+        "operations.js",
+        "numbers.js",
+        "words.js",
+        "walk.js",
+        "exercise.js",
+        "first_screen.js",
+        "steps.js",
+        "own_words.js",
+        "lesson.js",
+    )
 
     def plain_body(self) -> str:
         """Return the views without ids."""
@@ -45,12 +59,20 @@ class Page(Document):
 
 
 def assemble(
-    title: str, views: tuple[str, ...], svg: str, lang: str, titles: tuple[str, ...] = (), tour: tuple[Stop, ...] = (),
-    opens: int = 0, homes: tuple[tuple[int, str], ...] = (), known: Sequence[Mapping[str, Any]] = (),
-) -> Page:  # fmt: skip
+    title: str,
+    views: tuple[str, ...],
+    svg: str,
+    lang: str,
+    titles: tuple[str, ...] = (),
+    tour: tuple[Stop, ...] = (),
+    opens: int = 0,
+    homes: tuple[tuple[int, str], ...] = (),
+    known: Sequence[Mapping[str, Any]] = (),
+) -> Page:
     """Put views into one page; several views get a common title and a list. ``opens`` is the view that is shown first.
 
-    ``known`` has, for each view, numbers of words that a reader may write: for each given matrix rows by word, or by place.
+    ``known`` has, for each view, numbers of words that a reader may write: for each given matrix rows by word, or by
+    place.
     """
     head, shown = "", views
     if titles:
@@ -67,7 +89,10 @@ def assemble(
     data, joined = tour_data(tour, homes) if tour or homes else "", "\n".join(shown)
     data += script_data(known, "sa-known") if known else ""
     name = text(say(CAPTIONS["tab of steps"], lang if lang in PLURALS else "en"))
-    body = f'<div class="sa-view sa-lesson" data-alone="" data-opens="{opens}" data-name="{name}">\n{head}{joined}\n{data}</div>'
+    body = (
+        f'<div class="sa-view sa-lesson" data-alone="" data-opens="{opens}" data-name="{name}">\n'
+        f"{head}{joined}\n{data}</div>"
+    )
     return Page(title, body, svg, lang, views, titles, tour, homes)
 
 
@@ -89,7 +114,8 @@ def steps_page(
     ----------
     steps : AttentionSteps, LayerSteps or ModelSteps
     tokens : str or iterable of str, one for each query, optional
-        Shown as text, whatever they hold; one string is split at spaces. By default the tokens of the steps, such as a model's, or numbers.
+        Shown as text, whatever they hold; one string is split at spaces. By default the tokens of the steps, such as
+        a model's, or numbers.
     compare : (steps, tokens), optional
         A second sentence with the same steps, aligned with the first by row, and the difference: second minus
         first, for the rows and columns that both have.
@@ -145,7 +171,10 @@ def steps_page(
 
 
 def notebook_html(steps: Steps) -> str | None:
-    """Return the HTML of steps in a notebook, or None if a page cannot show them, so that the notebook shows their text."""
+    """Return the HTML of steps in a notebook, or None if a page cannot show them.
+
+    With None the notebook shows their text.
+    """
     try:
         return steps_page(steps).fragment
     except PageError:
@@ -236,9 +265,13 @@ def join_pages(pages: Iterable[Page], title: str) -> Page:
 
 
 def render(
-    graph: Graph, sides: list[str], texts: dict[str, str], exercise: bool = False, precision: int = 4,
+    graph: Graph,
+    sides: list[str],
+    texts: dict[str, str],
+    exercise: bool = False,
+    precision: int = 4,
     max_side: int = 16,
-) -> Page:  # fmt: skip
+) -> Page:
     """Draw a graph."""
     drawing = Drawing(graph, sides, texts, exercise, precision, max_side)
     return assemble(texts["title"], (drawing.html(),), drawing.picture, texts["lang"])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from selfattn._check import as_array, check_rows
 from selfattn._extras import import_extra
-from selfattn.views.writing import as_whole, letters, said, short, visible
+from selfattn.views.writing import as_whole, letters, plain_number, short, visible
 from selfattn.views.writing import number as written
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _write_numbers(ax: Any, image: Any, matrix: Array, precision: int) -> None:
             red, green, blue, _ = image.cmap(image.norm(image.get_array()[i, j]))
             # Luminance (ITU-R BT.601): black on bright, white on dark.
             color = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
-            text, box = said(number, precision), None
+            text, box = plain_number(number, precision), None
             if abs(number) >= 1e7:
                 text = written(float(number), precision, precision)
         else:

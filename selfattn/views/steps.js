@@ -1,8 +1,8 @@
 /*
- * Enhances the static tables of a view: shows how a number is computed, steps through the stages, computes again in float64
- * when a number is changed. The page holds its data: the numbers to the last bit, and how they are computed (see graph.py). A
- * view changes nothing outside its root, so that a notebook can hold several. first_screen.js shows the same numbers; lesson.js puts
- * views together.
+ * Enhances the static tables of a view: shows how a number is computed, steps through the stages, computes again in
+ * float64 when a number is changed. The page holds its data: the numbers to the last bit, and how they are computed
+ * (see graph.py). A view changes nothing outside its root, so that a notebook can hold several. first_screen.js shows
+ * the same numbers; lesson.js puts views together.
  */
 
 class View {
@@ -70,7 +70,8 @@ class View {
       size: Number(table.dataset.size), digits: Number(table.dataset.decimals) } : undefined;
     if (difference) this.differences.push(difference);
     else if (node && !this.tables.has(node)) this.tables.set(node, table);
-    const indices = (/** @type {string | undefined} */ text, /** @type {number} */ n) => (text === undefined ? range(n) : text === "" ? [] : text.split(",").map(Number));
+    const indices = (/** @type {string | undefined} */ text, /** @type {number} */ n) =>
+      text === undefined ? range(n) : text === "" ? [] : text.split(",").map(Number);
     const lines = linesOf(table);
     const rows = indices(table.dataset.rows, lines.length);
     lines.forEach((line, n) => {
@@ -133,9 +134,12 @@ class View {
 
   addControls() {
     const { texts, labels, walk } = this;
-    const named = (/** @type {string} */ name, /** @type {() => void} */ act, text = texts[name]) => button({ data: { do: name }, onclick: act }, text);
+    const named = (/** @type {string} */ name, /** @type {() => void} */ act, text = texts[name]) =>
+      button({ data: { do: name }, onclick: act }, text);
     const others = labels.t1 ?? labels.t0;
-    const tokens = labels.t0.map((token, i) => (others[i] === token || i >= others.length ? token : `${token} / ${others[i]}`));
+    const tokens = labels.t0.map((token, i) =>
+      others[i] === token || i >= others.length ? token : `${token} / ${others[i]}`,
+    );
     const follow = chooser(texts.follow, [texts.everything, ...tokens], 0, (n) => walk.follow(n ? String(n - 1) : ""));
     const names = this.stages.map((stage) => stage.querySelector("h3")?.textContent ?? "");
     const goTo = chooser(texts["go to"], names, 0, (n) => walk.goTo(this.stages[n]));
@@ -147,9 +151,17 @@ class View {
       const open = this.stages.some((stage) => "closed" in stage.dataset);
       for (const stage of this.stages) this.open(stage, open);
     });
-    this.bar = element("div", { className: "sa-bar", role: "group", ariaLabel: texts.title }, this.openButton,
-      named("previous", () => walk.step(-1), texts[toured ? "number before" : "previous"]), ...(toured ? [] : [this.playButton]),
-      named("next", () => walk.step(1), texts[toured ? "number after" : "next"]), this.counter, goTo, follow);
+    this.bar = element(
+      "div",
+      { className: "sa-bar", role: "group", ariaLabel: texts.title },
+      this.openButton,
+      named("previous", () => walk.step(-1), texts[toured ? "number before" : "previous"]),
+      ...(toured ? [] : [this.playButton]),
+      named("next", () => walk.step(1), texts[toured ? "number after" : "next"]),
+      this.counter,
+      goTo,
+      follow,
+    );
     this.stages[0]?.before(this.bar, element("p", { className: "sa-hint" }, texts.hint));
     for (const stage of this.stages) this.addControlsTo(stage);
   }
@@ -157,7 +169,10 @@ class View {
   /** @param {HTMLElement} stage */
   addControlsTo(stage) {
     const heading = stage.querySelector("h3");
-    const fold = button({ className: "sa-fold", onclick: () => this.open(stage, "closed" in stage.dataset) }, ...(heading?.childNodes ?? []));
+    const fold = button(
+      { className: "sa-fold", onclick: () => this.open(stage, "closed" in stage.dataset) },
+      ...(heading?.childNodes ?? []),
+    );
     heading?.replaceChildren(fold);
     if (stage.id) heading?.append(" ", element("a", { href: `#${stage.id}`, ariaLabel: `# ${fold.textContent}` }, "#"));
     const line = element("p", { className: "sa-say", ariaLive: "polite" });
@@ -171,7 +186,9 @@ class View {
     stage.toggleAttribute("data-closed", !open);
     const fold = /** @type {HTMLElement | null} */ (stage.querySelector(".sa-fold"));
     if (fold) fold.ariaExpanded = String(open);
-    this.openButton?.replaceChildren(this.texts[this.stages.some((each) => "closed" in each.dataset) ? "open all" : "close all"]);
+    this.openButton?.replaceChildren(
+      this.texts[this.stages.some((each) => "closed" in each.dataset) ? "open all" : "close all"],
+    );
   }
 
   /** @param {string} name of a stage to open and go to */
@@ -192,11 +209,18 @@ class View {
       if (!stage) continue;
       const value = node.kernel.at(0, 0);
       const top = Math.max(1, 2 * Math.abs(value));
-      const slider = element("input", { type: "range", min: String(value < 0 ? -top : 0), max: String(top), step: String(top / 200) });
+      const slider = element("input", {
+        type: "range",
+        min: String(value < 0 ? -top : 0),
+        max: String(top),
+        step: String(top / 200),
+      });
       slider.value = String(value);
       slider.addEventListener("input", () => this.change(node, 0, 0, Number(slider.value)));
       this.sliders.set(node, slider);
-      this.lineOf(/** @type {HTMLElement} */ (stage)).before(element("label", { className: "sa-scale" }, this.texts.scale, " ", slider));
+      this.lineOf(/** @type {HTMLElement} */ (stage)).before(
+        element("label", { className: "sa-scale" }, this.texts.scale, " ", slider),
+      );
     }
   }
 
@@ -217,7 +241,10 @@ class View {
     });
   }
 
-  /** @type {(node: NodeOfPage, i: number, j: number, value: number, td?: Element) => void} the stage of td shows what changed */
+  /**
+   * The stage of td shows what changed.
+   * @type {(node: NodeOfPage, i: number, j: number, value: number, td?: Element) => void}
+   */
   change(node, i, j, value, td = this.tables.get(node)) {
     node.edits.set(i * node.shape[1] + j, value);
     this.compute();
@@ -257,7 +284,9 @@ class View {
     for (const [index, tds] of this.shown.get(node) ?? []) {
       const i = Math.floor(index / node.shape[1]), j = index % node.shape[1];
       const moved = this.numbers.moved(node, i, j);
-      for (const td of tds) this.paint(td, node.now.data[index], this.numbers.hidden(node, i, j), node.range, node.digits, moved);
+      for (const td of tds) {
+        this.paint(td, node.now.data[index], this.numbers.hidden(node, i, j), node.range, node.digits, moved);
+      }
     }
   }
 
@@ -278,18 +307,28 @@ class View {
   /** The ranges of colours, as draw.py writes them. */
   drawLegends() {
     const { numbers, words } = this;
-    for (const legend of /** @type {NodeListOf<HTMLElement>} */ (this.root.querySelectorAll(".sa-legend [data-nodes]"))) {
+    for (const legend of /** @type {NodeListOf<HTMLElement>} */ (
+      this.root.querySelectorAll(".sa-legend [data-nodes]")
+    )) {
       const nodes = (legend.dataset.nodes ?? "").split(" ").map((id) => numbers.node(id)), size = nodes[0].range;
       const negative = nodes.some(({ now }) => now.data.some((x) => x < 0 && Number.isFinite(x)));
       const ends = negative ? [-size, -size / 2, 0, size / 2, size] : [0, size / 2, size];
       const whole = nodes.every(({ digits }) => digits === 0) && size % 2 === 0;
       const decimals = whole ? 0 : Math.min(numbers.precision, 2);
-      const swatches = ends.map((x) => element("span", { className: `sa-swatch ${shade(x, size)}` }, words.write(x, decimals)));
-      legend.replaceChildren(words.fill("legend", { name: legend.dataset.name ?? "" }), ...swatches.flatMap((swatch) => [" ", swatch]));
+      const swatches = ends.map((x) =>
+        element("span", { className: `sa-swatch ${shade(x, size)}` }, words.write(x, decimals)),
+      );
+      legend.replaceChildren(
+        words.fill("legend", { name: legend.dataset.name ?? "" }),
+        ...swatches.flatMap((swatch) => [" ", swatch]),
+      );
     }
   }
 
-  /** @type {(td: HTMLTableCellElement, value: number, hidden: boolean, size: number, digits: number, moved: boolean) => void} */
+  /**
+   * @type {(td: HTMLTableCellElement, value: number, hidden: boolean, size: number, digits: number, moved: boolean) =>
+   *   void}
+   */
   paint(td, value, hidden, size, digits, moved) {
     if (hidden) {
       if (!td.querySelector("input")) td.textContent = "____";
@@ -351,7 +390,9 @@ class View {
   /** @param {HTMLTableCellElement} td */
   focus(td) {
     const table = td.closest("table");
-    for (const other of /** @type {NodeListOf<HTMLElement>} */ (table?.querySelectorAll("td[tabindex='0']"))) other.tabIndex = -1;
+    for (const other of /** @type {NodeListOf<HTMLElement>} */ (table?.querySelectorAll("td[tabindex='0']"))) {
+      other.tabIndex = -1;
+    }
     td.tabIndex = 0;
     td.focus({ preventScroll: false });
   }

@@ -1,7 +1,9 @@
-"""Every sentence and label of the pages by its name, from `languages/en.json`; ``captions=`` of a steps page replaces any of CAPTIONS.
+"""Every sentence and label of the pages by its name, from `languages/en.json`.
 
-Sentences about steps have the names of the steps; ``{scale}`` and the like are filled in. Formulas and lines of NumPy are the
-same in every language: `graph` has them.
+``captions=`` of a steps page replaces any of CAPTIONS.
+
+Sentences about steps have the names of the steps; ``{scale}`` and the like are filled in. Formulas and lines of NumPy
+are the same in every language: `graph` has them.
 """
 
 from __future__ import annotations
@@ -13,33 +15,33 @@ from selfattn.views.language import in_language, read
 from selfattn.views.writing import storable
 
 _ENGLISH = read("en")
-_TOOLS: dict[str, str] = _ENGLISH["tools"]
-#: Of a page of steps. ``tab`` is a short title, ``word`` is marked at first, ``made up`` says which numbers are made up, ``first`` and
-#: ``second`` are names of the sentences.
+#: What several pages say, by its section of the file.
+TOOLS: dict[str, str] = _ENGLISH["tools"]
+MODELS: dict[str, str] = _ENGLISH["models"]
+LIVE: dict[str, str] = _ENGLISH["live"]
+#: Of a page of steps. ``tab`` is a short title, ``word`` is marked at first, ``made up`` says which numbers are made
+#: up, ``first`` and ``second`` are names of the sentences.
 CAPTIONS: dict[str, str] = _ENGLISH["page"]
 #: The captions that scripts need: not those of stages, which the page has as HTML.
 SCRIPTED = [name for name in CAPTIONS if "." not in name and f"head.{name}" not in CAPTIONS]
-EXPLORER: dict[str, str] = _TOOLS | _ENGLISH["models"] | _ENGLISH["explorer"]
-GPT_TEXTS: dict[str, str] = _TOOLS | _ENGLISH["models"] | _ENGLISH["gpt"]
+GPT_TEXTS: dict[str, str] = TOOLS | MODELS | _ENGLISH["gpt"]
 #: The way back uses CAPTIONS for names that are not here.
 WAY_BACK: dict[str, str] = {
-    **_TOOLS,
+    **TOOLS,
     **{f"name.{name}": name for name in "xQKV"},
     **{f"gradient.{name}": f"d{name}" for name in "xQKVSPO"},
     **_ENGLISH["way back"],
 }
-MAP: dict[str, str] = _TOOLS | _ENGLISH["map"]
-PLAYGROUND: dict[str, str] = _TOOLS | _ENGLISH["live"] | _ENGLISH["playground"]
+PLAYGROUND: dict[str, str] = TOOLS | LIVE | _ENGLISH["playground"]
 START: dict[str, str] = _ENGLISH["start"]
-#: What is wrong with a file that a live page reads, and what to do.
-FILES: dict[str, str] = _ENGLISH["files"]
-ENCODER: dict[str, str] = EXPLORER | _ENGLISH["live"] | FILES | _ENGLISH["encoder"]
-LANGUAGE_MODEL: dict[str, str] = ENCODER | _ENGLISH["language model"]
-TRAINING: dict[str, str] = EXPLORER | _ENGLISH["live"] | _ENGLISH["training"]
+TRAINING: dict[str, str] = TOOLS | MODELS | LIVE | _ENGLISH["training"]
 
 
 def merged(captions: Mapping[str, str] | None, lang: str = "en") -> dict[str, str]:
-    """Return the captions of a language, with the caller's in their places; the error for an unknown name lists all names."""
+    """Return the captions of a language, with the caller's in their places.
+
+    The error for an unknown name lists all names.
+    """
     if not isinstance(captions, Mapping | None):
         raise TypeError(f"captions maps names to sentences; it is not a {type(captions).__name__}")
     given = dict(captions or {})

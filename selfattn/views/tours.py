@@ -11,7 +11,7 @@ import numpy as np
 
 from selfattn.functional import softmax
 from selfattn.views.language import say
-from selfattn.views.writing import Array, said, script_data
+from selfattn.views.writing import Array, plain_number, script_data
 
 Change: TypeAlias = tuple[str, int, int, float]  # node, row, column, value
 
@@ -37,7 +37,10 @@ class Stop:
 
 
 def tour_data(stops: Sequence[Stop], homes: Sequence[tuple[int, str]] = ()) -> str:
-    """Return the tour of each page as a script element that lesson.js reads; ``homes`` are the first views and titles of joined pages."""
+    """Return the tour of each page as a script element that lesson.js reads.
+
+    ``homes`` are the first views and titles of joined pages.
+    """
     firsts = [first for first, _ in homes or ((0, ""),)]
     tours = [
         {"first": first, "name": name, "stops": [asdict(s) for s in stops if bisect(firsts, s.view) == n]}
@@ -46,28 +49,40 @@ def tour_data(stops: Sequence[Stop], homes: Sequence[tuple[int, str]] = ()) -> s
     return script_data(tours, "sa-tour-data")
 
 
-def told(lang: str, *stops: Stop, **values: Any) -> list[Stop]:
-    """Say the stops of a tour in a language, with values in their places: numbers with two decimals, others as they are.
+def say_stops(lang: str, *stops: Stop, **values: Any) -> list[Stop]:
+    """Say the stops of a tour in a language, with values in their places.
+
+    Numbers have two decimals; other values are as they are.
 
     Stops whose sentences are not so, for the numbers of this page, are left out.
     """
-    plain = {name: said(float(x)) if isinstance(x, float | np.floating) else x for name, x in values.items()}
+    plain = {
+        name: plain_number(float(x)) if isinstance(x, float | np.floating) else x
+        for name, x in values.items()
+    }
 
     def in_lang(sentence: str) -> str:
         return say(sentence, lang, **plain)
 
     return [
-        replace(stop, name=in_lang(stop.name), ask=in_lang(stop.ask), reveal=in_lang(stop.reveal), options=tuple(map(in_lang, stop.options)), when=True)
+        replace(
+            stop,
+            name=in_lang(stop.name),
+            ask=in_lang(stop.ask),
+            reveal=in_lang(stop.reveal),
+            options=tuple(map(in_lang, stop.options)),
+            when=True,
+        )
         for stop in stops
         if stop.when
-    ]  # fmt: skip
+    ]
 
 
 STEEP = 8.0  # a scale that makes one weight nearly 1
 HARDLY = 0.05  # a smaller difference of two outputs is hardly one
 
 
-def most(row: Array) -> int:
+def argmax(row: Array) -> int:
     """Return the index of the largest number."""
     return int(np.argmax(row))
 
@@ -78,52 +93,121 @@ def cosine(a: Array, b: Array) -> float:
 
 
 def first_principles(
-    raw: Callable[[list[str]], Any], layer: Callable[[list[str]], Any], drawn: Callable[[list[str]], Any],
-    weight: Array, texts: Sequence[list[str]], lang: str,
-) -> list[Stop]:  # fmt: skip
+    raw: Callable[[list[str]], Any],
+    layer: Callable[[list[str]], Any],
+    drawn: Callable[[list[str]], Any],
+    weight: Array,
+    texts: Sequence[list[str]],
+    lang: str,
+) -> list[Stop]:
     """*bank* by the river and in finance: without attention, with given matrices, with random matrices."""
     river, finance = texts
     a, b, projected = raw(river), raw(finance), layer(river)
     bank = river.index("bank")
     alone = raw(river).query[bank] @ weight
-    largest = most(np.abs(a.output[bank] - b.output[bank]))
-    order = most(a.weights[bank])
+    largest = argmax(np.abs(a.output[bank] - b.output[bank]))
+    order = argmax(a.weights[bank])
     bare = softmax(projected.scores[bank])
     random = drawn(river).output[:, 0]
     kept = a.weights[bank][bank]
     near, gains = b.key[[0, 2]], b.output[bank] - a.output[bank]
     sharp = softmax(projected.scores[bank] * STEEP)
-    taken = {word: said(w) for word, w in zip(river, a.weights[bank], strict=True)}
-    return told(lang,
-        Stop("Same going in", "A linear layer comes first. *bank* goes in with the same numbers by the river and in finance. Will the two outputs of *bank* differ?",
-             ("yes", "no, they are the same"), 1,
-             "No: {alone} both times: every ribbon runs straight across, since no word takes from another.",
-             view=0, word=bank, hide="output"),
-        Stop("Let words look", "Now every word takes from all words, with weights that add up to 1. From which word does *bank* take most in the river sentence?",
-             tuple("bank itself" if word == "bank" else word for word in river), order,
-             "From itself, {kept}. But {stream} of its output is *stream* and {mud} is *mud*.",
-             view=1, word=bank, hide="weights", when=order == bank),
-        Stop("Two banks", "In finance the neighbours are *money* and *loan*, whose number 1 is large. Which number in the output of *bank* is larger in finance than by the river?",
-             ("number 0", "number 1", "number 2"), largest,
-             "Number {largest}: {before} became {after}, while number 0 fell from {zero} to {zero_after}. The same input has two outputs.",
-             view=1, word=bank, hide="output",
-             when=largest == 1 and np.flatnonzero(gains > 0).tolist() == [1] and bool((near[:, 1] > np.delete(near, 1, 1).max()).all())),
-        Stop("Ask, offer, hand over", "Three matrices give every word a query (Q: what it asks for), a key (K: what it offers) and a value (V: what it hands over). Which of them decide how thick the ribbons are?",
-             ("Q and K", "K and V", "all three"), 0,
-             "Q and K. V does not change the weights. Try it: open V below, change a number of W_value, and no ribbon changes.",
-             view=2, word=bank),
-        Stop("Take the scale away", "The scores are divided by √2. Without that, will *bank* keep more of itself, or less?",
-             ("more", "less"), 0,
-             "More: {scaled} became {bare} by the river. Larger scores give the largest score more weight. Move the scale to 0 (all weights are equal), then to 8 (*bank* keeps {sharp}).",
-             view=2, word=bank, after=(("scale", 0, 0, 1.0),), when=most(projected.scores[bank]) == bank and said(bare[bank]) > said(projected.weights[bank][bank])),
-        Stop("Nobody taught it", "Now the same layer has random matrices. Will the outputs of *stream*, *bank* and *mud* differ clearly?",
-             ("clearly", "hardly"), 1,
-             "Hardly: their first numbers are {first}, {second} and {third}. *bank* takes {untaught} from *stream* and {unmeant} from *mud*, which means nothing: only training makes it look for something.",
-             view=3, word=bank, hide="output", when=float(np.ptp(random)) < HARDLY),
-        alone=", ".join(said(x) for x in alone), kept=kept, stream=taken["stream"], mud=taken["mud"], largest=largest, before=a.output[bank][largest],
-        after=b.output[bank][largest], zero=a.output[bank][0], zero_after=b.output[bank][0], scaled=projected.weights[bank][bank], bare=bare[bank],
-        sharp=sharp[bank], untaught=drawn(river).weights[bank][0], unmeant=drawn(river).weights[bank][2], first=said(random[0], 3), second=said(random[1], 3), third=said(random[2], 3),
-    )  # fmt: skip
+    taken = {word: plain_number(w) for word, w in zip(river, a.weights[bank], strict=True)}
+    return say_stops(
+        lang,
+        Stop(
+            "Same going in",
+            "A linear layer comes first. *bank* goes in with the same numbers by the river and in "
+            "finance. Will the two outputs of *bank* differ?",
+            ("yes", "no, they are the same"),
+            1,
+            "No: {alone} both times: every ribbon runs straight across, since no word attends to another.",
+            view=0,
+            word=bank,
+            hide="output",
+        ),
+        Stop(
+            "Let words look",
+            "Now every word attends to all words, with weights that add up to 1. To which word does "
+            "*bank* attend most in the river sentence?",
+            tuple("bank itself" if word == "bank" else word for word in river),
+            order,
+            "From itself, {kept}. But {stream} of its output is *stream* and {mud} is *mud*.",
+            view=1,
+            word=bank,
+            hide="weights",
+            when=order == bank,
+        ),
+        Stop(
+            "Two banks",
+            "In finance the neighbours are *money* and *loan*, whose number 1 is large. Which number in "
+            "the output of *bank* is larger in finance than by the river?",
+            ("number 0", "number 1", "number 2"),
+            largest,
+            "Number {largest}: {before} became {after}, while number 0 fell from {zero} to {zero_after}. "
+            "The same input has two outputs.",
+            view=1,
+            word=bank,
+            hide="output",
+            when=largest == 1
+            and np.flatnonzero(gains > 0).tolist() == [1]
+            and bool((near[:, 1] > np.delete(near, 1, 1).max()).all()),
+        ),
+        Stop(
+            "Ask, offer, hand over",
+            "Three matrices give every word a query (Q: what it asks for), a key (K: what it offers) and "
+            "a value (V: what it hands over). Which of them decide how thick the ribbons are?",
+            ("Q and K", "K and V", "all three"),
+            0,
+            "Q and K. V does not change the weights. Try it: open V below, change a number of W_value, "
+            "and no ribbon changes.",
+            view=2,
+            word=bank,
+        ),
+        Stop(
+            "Take the scale away",
+            "The scores are divided by √2. Without that, will *bank* keep more of itself, or less?",
+            ("more", "less"),
+            0,
+            "More: {scaled} became {bare} by the river. Larger scores give the largest score more weight. "
+            "Move the scale to 0 (all weights are equal), then to 8 (*bank* keeps {sharp}).",
+            view=2,
+            word=bank,
+            after=(("scale", 0, 0, 1.0),),
+            when=argmax(projected.scores[bank]) == bank
+            and plain_number(bare[bank]) > plain_number(projected.weights[bank][bank]),
+        ),
+        Stop(
+            "Nobody taught it",
+            "Now the same layer has random matrices. Will the outputs of *stream*, *bank* and *mud* differ clearly?",
+            ("clearly", "hardly"),
+            1,
+            "Hardly: their first numbers are {first}, {second} and {third}. *bank* gives {untaught} to "
+            "*stream* and {unmeant} to *mud*, which means nothing: only training makes it look for "
+            "something.",
+            view=3,
+            word=bank,
+            hide="output",
+            when=float(np.ptp(random)) < HARDLY,
+        ),
+        alone=", ".join(plain_number(x) for x in alone),
+        kept=kept,
+        stream=taken["stream"],
+        mud=taken["mud"],
+        largest=largest,
+        before=a.output[bank][largest],
+        after=b.output[bank][largest],
+        zero=a.output[bank][0],
+        zero_after=b.output[bank][0],
+        scaled=projected.weights[bank][bank],
+        bare=bare[bank],
+        sharp=sharp[bank],
+        untaught=drawn(river).weights[bank][0],
+        unmeant=drawn(river).weights[bank][2],
+        first=plain_number(random[0], 3),
+        second=plain_number(random[1], 3),
+        third=plain_number(random[2], 3),
+    )
 
 
 def sentence_embeddings(
@@ -139,40 +223,112 @@ def sentence_embeddings(
     same = cosine(trained[0].inputs[bank], trained[1].inputs[bank])
     apart = cosine(trained[0].result[bank], trained[1].result[bank])
     heads = [b.weights[:, bank] for b in block["two_heads"]]  # for each text (heads, words)
-    parked = most(heads[0][0])
-    return told(lang,
-        Stop("Before training", "All numbers are still random. Does *bank* know that *{water}* and *{money}* matter more than *and*?",
-             ("yes", "no"), 1,
-             "No: it takes {before_water} from *{water}* and {before_money} from *{money}*, not much more than from other words.",
-             view=0, word=bank, hide="weights", when=max(before) < 1.5 / len(texts[0])),
-        Stop("After training", "Now 600 steps of training have passed. Which word does *bank* take most from in “{text}”?",
-             ("bank itself", "the", water), 2,
-             "From *{water}*: {of_water}, and in the other sentence {of_money} from *{money}*.",
-             view=1, word=bank, hide="weights", when=all(most(b.weights[bank]) == tell for b in trained)),
-        Stop("How does it know?", "How does the model know that *{water}* and *{money}* are the words that matter?",
-             ("a dictionary says so", "someone marked them", "from the similarity of sentences"), 2,
-             "Training only showed the model triplets: two sentences that belong together and one that does not. To tell them apart, the model had to find the words that show the topic.",
-             view=1, word=bank),
-        Stop("Two banks", "*bank* goes in with the same numbers twice. How similar are the two outputs of the block?",
-             ("the same", "a little different", "in opposite ways"), 2,
-             "Their cosine similarity was {same} at the input; it is {apart} at the output: roughly opposite. See the last matrix of the strip.",
-             view=1, word=bank, hide="output", when=same > 0.995 and apart < -0.5),
-        Stop("Pick the best", "The interior designer in the tutorial takes only the best match; attention takes a weighted mean of all. With a larger scale attention does almost the same. How much will *bank* take from *{water}* with a scale of 8?",
-             ("{of_water} as before", "nearly all", "nothing"), 1,
-             "Nearly all: {steep}. But these weights hardly change if a score changes a little, so the gradient is nearly 0. That is why attention takes a weighted mean.",
-             view=1, word=bank, after=(("scale", 0, 0, STEEP),), when=steep[tell] > 0.9 > after[0]),
-        Stop("Two heads", "Head 0 takes {head0_money} from *{money}* in one sentence. What does this head do in the sentence with *{water}*?",
-             ("takes from {water}", "takes from “{parked}”", "takes equally from all"), 1,
-             "It takes {on_parked} from “{parked}”, and only {head0_water} from *{water}*: the weights of a head add up to 1 even if it finds nothing.",
-             view=2, word=bank, head="0", hide="weights", when=parked not in (tell, bank) and most(heads[1][0]) == tell),
-        Stop("The other head", "And head 1: which word does it find?",
-             (water, money), 0,
-             "*{water}*: it takes {head1_water} from it, and {head1_money} from *{money}*. Together the heads find both topics.",
-             view=2, word=bank, head="1", hide="weights", when=most(heads[0][1]) == tell == most(heads[1][0]) and heads[0][1][tell] > heads[1][1][tell]),
-        water=water, money=money, text=" ".join(texts[0]), parked=texts[0][parked], before_water=before[0], before_money=before[1], of_water=after[0],
-        of_money=after[1], same=same, apart=apart, steep=steep[tell], on_parked=heads[0][0][parked], head0_water=heads[0][0][tell],
-        head0_money=heads[1][0][tell], head1_water=heads[0][1][tell], head1_money=heads[1][1][tell],
-    )  # fmt: skip
+    parked = argmax(heads[0][0])
+    return say_stops(
+        lang,
+        Stop(
+            "Before training",
+            "All numbers are still random. Does *bank* know that *{water}* and *{money}* matter more than *and*?",
+            ("yes", "no"),
+            1,
+            "No: it gives {before_water} to *{water}* and {before_money} to *{money}*, not much more "
+            "than to other words.",
+            view=0,
+            word=bank,
+            hide="weights",
+            when=max(before) < 1.5 / len(texts[0]),
+        ),
+        Stop(
+            "After training",
+            "Now 600 steps of training have passed. Which word does *bank* attend to most in “{text}”?",
+            ("bank itself", "the", water),
+            2,
+            "To *{water}*: {of_water}, and in the other sentence {of_money} to *{money}*.",
+            view=1,
+            word=bank,
+            hide="weights",
+            when=all(argmax(b.weights[bank]) == tell for b in trained),
+        ),
+        Stop(
+            "How does it know?",
+            "How does the model know that *{water}* and *{money}* are the words that matter?",
+            ("a dictionary says so", "someone marked them", "from the similarity of sentences"),
+            2,
+            "Training only showed the model triplets: two sentences that belong together and one that "
+            "does not. To tell them apart, the model had to find the words that show the topic.",
+            view=1,
+            word=bank,
+        ),
+        Stop(
+            "Two banks",
+            "*bank* goes in with the same numbers twice. How similar are the two outputs of the block?",
+            ("the same", "a little different", "in opposite ways"),
+            2,
+            "Their cosine similarity was {same} at the input; it is {apart} at the output: roughly "
+            "opposite. See the last matrix of the strip.",
+            view=1,
+            word=bank,
+            hide="output",
+            when=same > 0.995 and apart < -0.5,
+        ),
+        Stop(
+            "Pick the best",
+            "The interior designer in the tutorial takes only the best match; attention takes a weighted "
+            "mean of all. With a larger scale attention does almost the same. How much weight will *bank* "
+            "give to *{water}* with a scale of 8?",
+            ("{of_water} as before", "nearly all", "nothing"),
+            1,
+            "Nearly all: {steep}. But these weights hardly change if a score changes a little, so the "
+            "gradient is nearly 0. That is why attention takes a weighted mean.",
+            view=1,
+            word=bank,
+            after=(("scale", 0, 0, STEEP),),
+            when=steep[tell] > 0.9 > after[0],
+        ),
+        Stop(
+            "Two heads",
+            "Head 0 gives {head0_money} to *{money}* in one sentence. What does this head do in the "
+            "sentence with *{water}*?",
+            ("attends to {water}", "attends to “{parked}”", "attends equally to all"),
+            1,
+            "It gives {on_parked} to “{parked}”, and only {head0_water} to *{water}*: the weights of "
+            "a head add up to 1 even if it finds nothing.",
+            view=2,
+            word=bank,
+            head="0",
+            hide="weights",
+            when=parked not in (tell, bank) and argmax(heads[1][0]) == tell,
+        ),
+        Stop(
+            "The other head",
+            "And head 1: which word does it find?",
+            (water, money),
+            0,
+            "*{water}*: it gives {head1_water} to it, and {head1_money} to *{money}*. Together the "
+            "heads find both topics.",
+            view=2,
+            word=bank,
+            head="1",
+            hide="weights",
+            when=argmax(heads[0][1]) == tell == argmax(heads[1][0]) and heads[0][1][tell] > heads[1][1][tell],
+        ),
+        water=water,
+        money=money,
+        text=" ".join(texts[0]),
+        parked=texts[0][parked],
+        before_water=before[0],
+        before_money=before[1],
+        of_water=after[0],
+        of_money=after[1],
+        same=same,
+        apart=apart,
+        steep=steep[tell],
+        on_parked=heads[0][0][parked],
+        head0_water=heads[0][0][tell],
+        head0_money=heads[1][0][tell],
+        head1_water=heads[0][1][tell],
+        head1_money=heads[1][1][tell],
+    )
 
 
 def basics_notebook(steps: Callable[..., Any], words: list[str], lang: str) -> list[Stop]:
@@ -188,34 +344,84 @@ def basics_notebook(steps: Callable[..., Any], words: list[str], lang: str) -> l
     )
     twins = np.array_equal(x[1], x[2])
     kept = [two.weights[h][sky][sky] for h in range(2)]
-    return told(lang,
-        Stop("Twins", "*is* and *blue* go in with the same numbers. From which step on do their rows differ?",
-             ("from Q and K on", "from the weights on", "nowhere"), 2,
-             "Nowhere. Attention knows a word by its numbers alone: equal rows have equal outputs.",
-             word=blue, when=twins),
-        Stop("Below zero", "*sky*'s score with itself is {score}: below zero. Is its weight for itself 0?",
-             ("yes", "no"), 1,
-             "No: {sky}. The softmax takes exp of every score, which is never 0; only the differences between scores matter.",
-             word=sky, hide="weights", when=score < -0.005),
-        Stop("Add to one", "Now *sky* may not take from *blue* any more. Which words get that weight?",
-             ("sky alone", "is alone", "both, in proportion"), 2,
-             "Both, in proportion: {sky} became {sky_closed}, and {twin} became {is_closed}. A row adds up to 1 again. (It is a cell of the mask, in the stage *Masked scores* below.)",
-             word=sky, after=(("mask", sky, blue, 0.0),)),
-        Stop("Nearly alike", "The weights of *sky* are {row}: nearly equal. Can a larger scale give one word nearly all the weight?",
-             ("yes", "only the twins together", "no, nothing changes"), 1,
-             "At a scale of {steep} they are {sharp}: the weight of *sky* falls, but *is* and *blue* stay equal. No scale gives equal words different weights.",
-             word=sky, after=(("scale", 0, 0, STEEP),), when=twins and float(np.ptp(row)) < 0.1 and sharp[sky] < row[sky]),
-        Stop("Swap the words", "Let *sky* and *blue* change places: their numbers are swapped. What happens to the output?",
-             ("its rows are swapped too", "every number changes"), 0,
-             "The rows of the output are swapped too: {output} is now the third row. Attention alone does not know the order of words.",
-             word=blue, after=turned),
-        Stop("Two heads", "Split the two columns between two heads. Will *sky* have the same weight for itself in both?",
-             ("yes", "no"), 1,
-             "No: in head 0 *sky* keeps {head0} of itself, in head 1 only {head1}. One head adds up the products of both columns before the softmax, so the larger column decides.",
-             view=1, word=sky, head="0", hide="weights", when=said(kept[0]) > said(kept[1])),
-        score=score, sky=row[0], twin=row[1], sky_closed=closed[0], is_closed=closed[1], row=", ".join(map(said, row)), steep=f"{STEEP:.0f}",
-        sharp=", ".join(map(said, sharp)), output=", ".join(said(v, 4) for v in one.output[sky]), head0=kept[0], head1=kept[1],
-    )  # fmt: skip
+    return say_stops(
+        lang,
+        Stop(
+            "Twins",
+            "*is* and *blue* go in with the same numbers. From which step on do their rows differ?",
+            ("from Q and K on", "from the weights on", "nowhere"),
+            2,
+            "Nowhere. Attention knows a word by its numbers alone: equal rows have equal outputs.",
+            word=blue,
+            when=twins,
+        ),
+        Stop(
+            "Below zero",
+            "*sky*'s score with itself is {score}: below zero. Is its weight for itself 0?",
+            ("yes", "no"),
+            1,
+            "No: {sky}. The softmax takes exp of every score, which is never 0; only the differences "
+            "between scores matter.",
+            word=sky,
+            hide="weights",
+            when=score < -0.005,
+        ),
+        Stop(
+            "Add to one",
+            "Now *sky* may not attend to *blue* any more. Which words get that weight?",
+            ("sky alone", "is alone", "both, in proportion"),
+            2,
+            "Both, in proportion: {sky} became {sky_closed}, and {twin} became {is_closed}. A row adds up "
+            "to 1 again. (It is a cell of the mask, in the stage *Masked scores* below.)",
+            word=sky,
+            after=(("mask", sky, blue, 0.0),),
+        ),
+        Stop(
+            "Nearly alike",
+            "The weights of *sky* are {row}: nearly equal. Can a larger scale give one word nearly all the weight?",
+            ("yes", "only the twins together", "no, nothing changes"),
+            1,
+            "At a scale of {steep} they are {sharp}: the weight of *sky* falls, but *is* and *blue* stay "
+            "equal. No scale gives equal words different weights.",
+            word=sky,
+            after=(("scale", 0, 0, STEEP),),
+            when=twins and float(np.ptp(row)) < 0.1 and sharp[sky] < row[sky],
+        ),
+        Stop(
+            "Swap the words",
+            "Let *sky* and *blue* change places: their numbers are swapped. What happens to the output?",
+            ("its rows are swapped too", "every number changes"),
+            0,
+            "The rows of the output are swapped too: {output} is now the third row. Attention alone does "
+            "not know the order of words.",
+            word=blue,
+            after=turned,
+        ),
+        Stop(
+            "Two heads",
+            "Split the two columns between two heads. Will *sky* have the same weight for itself in both?",
+            ("yes", "no"),
+            1,
+            "No: in head 0 *sky* keeps {head0} of itself, in head 1 only {head1}. One head adds up the "
+            "products of both columns before the softmax, so the larger column decides.",
+            view=1,
+            word=sky,
+            head="0",
+            hide="weights",
+            when=plain_number(kept[0]) > plain_number(kept[1]),
+        ),
+        score=score,
+        sky=row[0],
+        twin=row[1],
+        sky_closed=closed[0],
+        is_closed=closed[1],
+        row=", ".join(map(plain_number, row)),
+        steep=f"{STEEP:.0f}",
+        sharp=", ".join(map(plain_number, sharp)),
+        output=", ".join(plain_number(v, 4) for v in one.output[sky]),
+        head0=kept[0],
+        head1=kept[1],
+    )
 
 
 def illustrated(steps: Callable[..., Any], rounded: Any, lang: str) -> list[Stop]:
@@ -226,40 +432,97 @@ def illustrated(steps: Callable[..., Any], rounded: Any, lang: str) -> list[Stop
     written = [", ".join(map(str, row)) for row in (s[0], q[0], k.sum(axis=1))]
     factor = round(float(np.exp(s[1, 1] - s[1, 2])))
     by = np.abs(real.output - rounded.output).max(axis=1)
-    worst = most(by)
-    column = most(np.abs(real.output - rounded.output)[worst])
+    worst = argmax(by)
+    column = argmax(np.abs(real.output - rounded.output)[worst])
     softmax: tuple[Change, ...] = (("use_given", 0, 0, 0.0),)
-    return told(lang,
-        Stop("By hand", "The query of *input 1* is ({query}). Multiply it with the three keys, number by number, and add up. Which scores are right?",
-             tuple(written), 0,
-             "{scores}: for the first key {sum}. Up to here all numbers are whole.",
-             word=0, before=softmax, hide="scores", when=len(set(written)) == 3 and np.array_equal(s, real.scores)),
-        Stop("Four more", "*input 2* has the scores {own} with itself and {other} with *input 3*. How many times as large is its weight for itself?",
-             (said(s[1, 1] / s[1, 2], 1), str(s[1, 1] - s[1, 2]), str(factor)), 2,
-             "About {factor} times: exp of the difference, {difference}. The weights are {own_weight} and {other_weight}. The softmax turns differences into factors.",
-             word=1, before=softmax, hide="weights", when=2 <= s[1, 1] - s[1, 2] < 8 and s[1, 2] > 0),
-        Stop("Long keys", "All inputs take most from *input 2*. Why?",
-             ("its value is large", "its key is long", "it is in the middle"), 1,
-             "Its key is ({key}), the longest: every query in roughly its direction has a large product with it. Its value does not change the weights.",
-             word=0, before=softmax, when=most(np.linalg.norm(k, axis=1)) == 1 and bool((real.weights.argmax(axis=1) == 1).all())),
-        Stop("Scale it", "The tutorial does not scale. Divide the scores by √3: what becomes of *input 2*'s weight for itself, {large}?",
-             (said(real.weights[1, 1]), said(scaled.weights[1, 1]), "0.50"), 1,
-             "{soft}: smaller scores, softer weights.",
-             word=1, before=softmax, after=(("scale", 0, 0, float(1 / np.sqrt(3))),), when="0.50" < said(scaled.weights[1, 1]) < said(real.weights[1, 1])),
-        Stop("Rounded by hand", "To keep the sums short the author rounds the weights by hand. Which output changes most?",
-             ("input 1", "input 2", "input 3"), worst,
-             "*input {worst}*'s: {exact} became {rounded}. Its small weight of {small} was set to 0.",
-             word=worst, before=softmax, after=(("use_given", 0, 0, 1.0),), when=rounded.dropped_weights[worst, 0] == 0 < real.weights[worst, 0] < 0.1),
-        Stop("The switch", "With the weights rounded as printed, change a number of x. Will the ribbons follow?",
-             ("yes", "no"), 1,
-             "No: the rounded weights are given, so only V changes. Now the switch is at *real softmax*, and every edit changes the output.",
-             word=0, after=softmax),
-        query=", ".join(map(str, q[0])), scores=written[0], key=", ".join(map(str, k[1])),
-        sum=f"{' + '.join(f'{a}·{b}' for a, b in zip(q[0], k[0], strict=True))} = {s[0, 0]}", own=s[1, 1], other=s[1, 2], factor=factor,
-        difference=s[1, 1] - s[1, 2], own_weight=said(real.weights[1, 1], 3), other_weight=said(real.weights[1, 2], 3), large=real.weights[1, 1],
-        soft=scaled.weights[1, 1], worst=worst + 1, exact=real.output[worst, column], rounded=said(rounded.output[worst, column], 1),
+    return say_stops(
+        lang,
+        Stop(
+            "By hand",
+            "The query of *input 1* is ({query}). Multiply it with the three keys, number by number, and "
+            "add up. Which scores are right?",
+            tuple(written),
+            0,
+            "{scores}: for the first key {sum}. Up to here all numbers are whole.",
+            word=0,
+            before=softmax,
+            hide="scores",
+            when=len(set(written)) == 3 and np.array_equal(s, real.scores),
+        ),
+        Stop(
+            "Four more",
+            "*input 2* has the scores {own} with itself and {other} with *input 3*. How many times as "
+            "large is its weight for itself?",
+            (plain_number(s[1, 1] / s[1, 2], 1), str(s[1, 1] - s[1, 2]), str(factor)),
+            2,
+            "About {factor} times: exp of the difference, {difference}. The weights are {own_weight} and "
+            "{other_weight}. The softmax turns differences into factors.",
+            word=1,
+            before=softmax,
+            hide="weights",
+            when=2 <= s[1, 1] - s[1, 2] < 8 and s[1, 2] > 0,
+        ),
+        Stop(
+            "Long keys",
+            "All inputs attend most to *input 2*. Why?",
+            ("its value is large", "its key is long", "it is in the middle"),
+            1,
+            "Its key is ({key}), the longest: every query in roughly its direction has a large product "
+            "with it. Its value does not change the weights.",
+            word=0,
+            before=softmax,
+            when=argmax(np.linalg.norm(k, axis=1)) == 1 and bool((real.weights.argmax(axis=1) == 1).all()),
+        ),
+        Stop(
+            "Scale it",
+            "The tutorial does not scale. Divide the scores by √3: what becomes of *input 2*'s weight for "
+            "itself, {large}?",
+            (plain_number(real.weights[1, 1]), plain_number(scaled.weights[1, 1]), "0.50"),
+            1,
+            "{soft}: smaller scores, softer weights.",
+            word=1,
+            before=softmax,
+            after=(("scale", 0, 0, float(1 / np.sqrt(3))),),
+            when="0.50" < plain_number(scaled.weights[1, 1]) < plain_number(real.weights[1, 1]),
+        ),
+        Stop(
+            "Rounded by hand",
+            "To keep the sums short the author rounds the weights by hand. Which output changes most?",
+            ("input 1", "input 2", "input 3"),
+            worst,
+            "*input {worst}*'s: {exact} became {rounded}. Its small weight of {small} was set to 0.",
+            word=worst,
+            before=softmax,
+            after=(("use_given", 0, 0, 1.0),),
+            when=rounded.dropped_weights[worst, 0] == 0 < real.weights[worst, 0] < 0.1,
+        ),
+        Stop(
+            "The switch",
+            "With the weights rounded as printed, change a number of x. Will the ribbons follow?",
+            ("yes", "no"),
+            1,
+            "No: the rounded weights are given, so only V changes. Now the switch is at *real softmax*, "
+            "and every edit changes the output.",
+            word=0,
+            after=softmax,
+        ),
+        query=", ".join(map(str, q[0])),
+        scores=written[0],
+        key=", ".join(map(str, k[1])),
+        sum=f"{' + '.join(f'{a}·{b}' for a, b in zip(q[0], k[0], strict=True))} = {s[0, 0]}",
+        own=s[1, 1],
+        other=s[1, 2],
+        factor=factor,
+        difference=s[1, 1] - s[1, 2],
+        own_weight=plain_number(real.weights[1, 1], 3),
+        other_weight=plain_number(real.weights[1, 2], 3),
+        large=real.weights[1, 1],
+        soft=scaled.weights[1, 1],
+        worst=worst + 1,
+        exact=real.output[worst, column],
+        rounded=plain_number(rounded.output[worst, column], 1),
         small=real.weights[worst, 0],
-    )  # fmt: skip
+    )
 
 
 def attention_module(steps: Callable[..., Any], tokens: list[str], lang: str) -> list[Stop]:
@@ -268,31 +531,85 @@ def attention_module(steps: Callable[..., Any], tokens: list[str], lang: str) ->
     love = tokens.index("love")
     first, second = plain.weights[:, love]
     after = masked.weights[0, love]
-    return told(lang,
-        Stop("What does love look for?", "Which words will *love* take most from?",
-             ("Hello", "I and you", "love itself"), 1,
-             "{of_i} from *I* and {of_you} from *you*, {of_hello} from *Hello*: as the tutorial says.",
-             word=love, head="0", hide="weights", when=bool(min(first[1], first[3]) > max(first[0], first[2]))),
-        Stop("Why", "The query of *love* is ({query}): a large number for *person*. What decides which words it finds?",
-             ("its query and their keys", "its own key", "the values"), 0,
-             "The query of *love* and the keys of all words: *I* and *you* offer a 2 for person, *Hello* only 0.5. The values do not matter for this: here each word has a 1 in its own column.",
-             word=love, head="0", when=[*plain.key[0, [1, 3, 0], 0]] == [2, 2, 0.5] and most(plain.query[0, love]) == 0 and np.array_equal(plain.value[0], np.eye(len(tokens)))),
-        Stop("Another head", "The second head has the same keys, but its queries ask for other things. Which word will *love* take most from there?",
-             tuple(tokens), most(second),
-             "From *{word}*: {of_word}. Each head has a softmax of its own, so one word can look for several things at once.",
-             word=love, head="1", hide="weights"),
-        Stop("A mask", "Shorter sentences of a batch are padded. Suppose that the last word is padding: its column of the mask is 0. Which words still take from the last word?",
-             ("none", "only itself", "those that took much"), 0,
-             "None: its scores become −∞ before the softmax, and exp(−∞) is 0. Even the last word itself takes only from the others.",
-             view=1, word=love, head="0", hide="weights"),
-        Stop("Still one", "*love* took {of_you} from the last word. Where does that weight go?",
-             ("it is lost", "to Hello", "to the others, in proportion"), 2,
-             "To the others, in proportion: {of_i} from *I* became {more}. The mask acts before the softmax, so the row adds up to 1.",
-             view=1, word=love, head="0"),
-        Stop("Nothing left", "Now mask the whole row of *love*: *love* may take from no word. What is its output?",
-             ("NaN", "the mean of all", "zeros"), 2,
-             "Zeros: there is no key to take from. (The tutorial fills in −1e9 instead of −∞, and such a row takes equally from all words, without an error.)",
-             view=1, word=love, head="0", after=tuple(("mask.0", love, j, 0.0) for j in range(len(tokens)))),
-        query=", ".join(f"{x:g}" for x in plain.query[0, love]), of_hello=first[0], of_i=first[1], of_you=first[3], word=tokens[most(second)],
-        of_word=second[most(second)], more=after[1],
-    )  # fmt: skip
+    return say_stops(
+        lang,
+        Stop(
+            "What does love look for?",
+            "Which words will *love* attend to most?",
+            ("Hello", "I and you", "love itself"),
+            1,
+            "{of_i} to *I* and {of_you} to *you*, {of_hello} to *Hello*: as the tutorial says.",
+            word=love,
+            head="0",
+            hide="weights",
+            when=bool(min(first[1], first[3]) > max(first[0], first[2])),
+        ),
+        Stop(
+            "Why",
+            "The query of *love* is ({query}): a large number for *person*. What decides which words it finds?",
+            ("its query and their keys", "its own key", "the values"),
+            0,
+            "The query of *love* and the keys of all words: *I* and *you* offer a 2 for person, *Hello* "
+            "only 0.5. The values do not matter for this: here each word has a 1 in its own column.",
+            word=love,
+            head="0",
+            when=[*plain.key[0, [1, 3, 0], 0]] == [2, 2, 0.5]
+            and argmax(plain.query[0, love]) == 0
+            and np.array_equal(plain.value[0], np.eye(len(tokens))),
+        ),
+        Stop(
+            "Another head",
+            "The second head has the same keys, but its queries ask for other things. Which word will "
+            "*love* attend to most there?",
+            tuple(tokens),
+            argmax(second),
+            "From *{word}*: {of_word}. Each head has a softmax of its own, so one word can look for "
+            "several things at once.",
+            word=love,
+            head="1",
+            hide="weights",
+        ),
+        Stop(
+            "A mask",
+            "Shorter sentences of a batch are padded. Suppose that the last word is padding: its column "
+            "of the mask is 0. Which words still attend to the last word?",
+            ("none", "only itself", "those that took much"),
+            0,
+            "None: its scores become −∞ before the softmax, and exp(−∞) is 0. Even the last word itself "
+            "attends only to the others.",
+            view=1,
+            word=love,
+            head="0",
+            hide="weights",
+        ),
+        Stop(
+            "Still one",
+            "*love* gave {of_you} to the last word. Where does that weight go?",
+            ("it is lost", "to Hello", "to the others, in proportion"),
+            2,
+            "To the others, in proportion: {of_i} for *I* became {more}. The mask acts before the "
+            "softmax, so the row adds up to 1.",
+            view=1,
+            word=love,
+            head="0",
+        ),
+        Stop(
+            "Nothing left",
+            "Now mask the whole row of *love*: *love* may attend to no word. What is its output?",
+            ("NaN", "the mean of all", "zeros"),
+            2,
+            "Zeros: there is no key to attend to. (The tutorial fills in −1e9 instead of −∞, and such a "
+            "row attends equally to all words, without an error.)",
+            view=1,
+            word=love,
+            head="0",
+            after=tuple(("mask.0", love, j, 0.0) for j in range(len(tokens))),
+        ),
+        query=", ".join(f"{x:g}" for x in plain.query[0, love]),
+        of_hello=first[0],
+        of_i=first[1],
+        of_you=first[3],
+        word=tokens[argmax(second)],
+        of_word=second[argmax(second)],
+        more=after[1],
+    )

@@ -22,19 +22,33 @@ from selfattn.views.writing import Array
 
 __all__ = ["TUTORIAL_PAGES", "tutorial_page"]
 
-MADE = "Made for this page: 4 numbers for each of {n} words, trained on 68 short sentences; chosen from forty trained models, because bank takes from the word that shows the topic."
+MADE = (
+    "Made for this page: 4 numbers for each of {n} words, trained on 68 short sentences; chosen from "
+    "forty trained models, because bank attends to the word that shows the topic."
+)
 Texts: TypeAlias = list[list[str]]  # the words of one sentence, or of two
 
 
 def _page(
-    steps: Callable[[list[str]], Steps], texts: Texts, exercise: bool, lang: str, precision: int = 4, **captions: str
-) -> Page:  # fmt: skip
+    steps: Callable[[list[str]], Steps],
+    texts: Texts,
+    exercise: bool,
+    lang: str,
+    precision: int = 4,
+    **captions: str,
+) -> Page:
     """Make the page of one sentence, or of two with their differences."""
     compare = (steps(texts[1]), texts[1]) if len(texts) > 1 else None
     named = _captions(lang, **captions)
     return steps_page(
-        steps(texts[0]), texts[0], compare=compare, captions=named, exercise=exercise, precision=precision, lang=lang
-    )  # fmt: skip
+        steps(texts[0]),
+        texts[0],
+        compare=compare,
+        captions=named,
+        exercise=exercise,
+        precision=precision,
+        lang=lang,
+    )
 
 
 def _captions(lang: str, word: str = "", **captions: str) -> dict[str, str]:
@@ -44,9 +58,17 @@ def _captions(lang: str, word: str = "", **captions: str) -> dict[str, str]:
 
 
 def _finish(
-    pages: Sequence[Page], title: str, opens: int, tour: Callable[[], Sequence[Stop]] | None, exercise: bool,
-    lang: str, steps: AttentionSteps, words: list[str], row: int, *known: Mapping[str, Any],
-) -> Page:  # fmt: skip
+    pages: Sequence[Page],
+    title: str,
+    opens: int,
+    tour: Callable[[], Sequence[Stop]] | None,
+    exercise: bool,
+    lang: str,
+    steps: AttentionSteps,
+    words: list[str],
+    row: int,
+    *known: Mapping[str, Any],
+) -> Page:
     """Join pages under a title, with a tour; ``known`` are numbers of words for each page, or for all.
 
     The second half shows the gradients of the first number of a word's output; an exercise has none, since it would
@@ -85,19 +107,64 @@ def _first_principles(texts: Texts | None, exercise: bool, lang: str) -> Page:
     alone = linear(known(shown[0]), weight, shown[0])
     if len(shown) > 1:
         alone = linear(known(shown[1]), weight, shown[1], alone)
-    captions = merged(_captions(
-        lang, title="A linear layer: no word sees another", tab="Linear", made_up=made,
-        look="*Look for this:* every ribbon runs straight across. A linear layer sees one word at a time, so a word has the same output in any sentence.", **names
-    ), lang)  # fmt: skip
-    both = "*Look for this:* the same *bank* goes into both sentences, but its outputs differ: it takes from its neighbours. Thickness = weight."
+    captions = merged(
+        _captions(
+            lang,
+            title="A linear layer: no word sees another",
+            tab="Linear",
+            made_up=made,
+            look="*Look for this:* every ribbon runs straight across. A linear layer sees one word at a "
+            "time, so a word has the same output in any sentence.",
+            **names,
+        ),
+        lang,
+    )
+    both = (
+        "*Look for this:* the same *bank* goes into both sentences, but its outputs differ: it attends "
+        "to its neighbours. Thickness = weight."
+    )
     look: dict[str, Any] = {} if texts is not None else {"look": both}
     pages = [
         render(alone, [" ".join(words) for words in shown], captions, exercise, precision=3),
-        _page(raw, shown, exercise, lang, 3, title="Attention on the embeddings themselves", tab="Words as they are", made_up=made, **names, **look),
-        _page(layer(projections), shown, exercise, lang, 3, title="Attention with projections", tab="Ask, offer, hand over", made_up=made, **names, **look),
-        _page(layer(drawn), shown, exercise, lang, 3, title="The class SelfAttention", tab="Random", made_up=made, **names,
-              look=own or "*Look for this:* the matrices are random, from the tutorial's seed. They are not trained, so the ribbons mean nothing."),
-    ]  # fmt: skip
+        _page(
+            raw,
+            shown,
+            exercise,
+            lang,
+            3,
+            title="Attention on the embeddings themselves",
+            tab="Words as they are",
+            made_up=made,
+            **names,
+            **look,
+        ),
+        _page(
+            layer(projections),
+            shown,
+            exercise,
+            lang,
+            3,
+            title="Attention with projections",
+            tab="Ask, offer, hand over",
+            made_up=made,
+            **names,
+            **look,
+        ),
+        _page(
+            layer(drawn),
+            shown,
+            exercise,
+            lang,
+            3,
+            title="The class SelfAttention",
+            tab="Random",
+            made_up=made,
+            **names,
+            look=own
+            or "*Look for this:* the matrices are random, from the tutorial's seed. They are not trained, "
+            "so the ribbons mean nothing.",
+        ),
+    ]
 
     def tour() -> Sequence[Stop]:
         return tours.first_principles(raw, layer(projections), layer(drawn), weight, shown, lang)
@@ -117,7 +184,7 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool, lang: str) -> Page
     for name, given in data["models"].items():
         table = dict(zip(data["words"], given["parameters"]["embedding_layer.weight"], strict=True))
         tables.append({"embeddings": table})
-        more = {word: own_words.made(word, table, "embeddings") for word in unknown}
+        more = {word: own_words.numbers_of(word, table, "embeddings") for word in unknown}
         models[name] = tutorials.embedding_model(name, more=more)
     own = CAPTIONS["look"] if texts else ""
     steps = {
@@ -128,13 +195,43 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool, lang: str) -> Page
     drawn = f"{say('Random numbers.', lang)} {words_made}".strip()
     names: dict[str, Any] = {"first": "A stream", "second": "Money", "word": "bank"} if texts is None else {}
     pages = [
-        _page(steps["untrained"], shown, exercise, lang, title="Before training", tab="Before training", made_up=drawn,
-              look=own or "*Look for this:* before training every word takes about equally from all words, in both sentences.", **names),
-        _page(steps["trained"], shown, exercise, lang, title="A trained block", tab="Trained", made_up=made,
-              look=own or "*Look for this:* after training *bank* takes most from the word that shows which bank is meant. The training data never marked that word.", **names),
-        _page(steps["two_heads"], shown, exercise, lang, title="A trained block with two heads", tab="Trained, two heads", made_up=made,
-              look=own or "*Look for this:* head 0 has learned to find money, head 1 to find water.", **names),
-    ]  # fmt: skip
+        _page(
+            steps["untrained"],
+            shown,
+            exercise,
+            lang,
+            title="Before training",
+            tab="Before training",
+            made_up=drawn,
+            look=own
+            or "*Look for this:* before training every word attends about equally to all words, in both sentences.",
+            **names,
+        ),
+        _page(
+            steps["trained"],
+            shown,
+            exercise,
+            lang,
+            title="A trained block",
+            tab="Trained",
+            made_up=made,
+            look=own
+            or "*Look for this:* after training *bank* attends most to the word that shows which bank is "
+            "meant. The training data never marked that word.",
+            **names,
+        ),
+        _page(
+            steps["two_heads"],
+            shown,
+            exercise,
+            lang,
+            title="A trained block with two heads",
+            tab="Trained, two heads",
+            made_up=made,
+            look=own or "*Look for this:* head 0 has learned to find money, head 1 to find water.",
+            **names,
+        ),
+    ]
     tour = None if texts else lambda: tours.sentence_embeddings(steps, shown, lang)
     block, row = steps["trained"](shown[0]).blocks[0], shown[0].index("bank") if "bank" in shown[0] else 0
     return _finish(pages, data["tutorial"], 1, tour, exercise, lang, block, shown[0], row, *tables)
@@ -151,11 +248,33 @@ def _basics_notebook(texts: Texts | None, exercise: bool, lang: str) -> Page:
         return layer_steps(own_words.rows(words, table, "inputs"), *weights, num_heads=num_heads)
 
     pages = [
-        _page(steps, shown, exercise, lang, title=data["tutorial"], word="sky", tab="One head", made_up=made,
-              look=own or "*Look for this:* *is* and *blue* have the same numbers, so they have the same weights. Thickness = weight."),
-        _page(lambda words: steps(words, 2), shown, exercise, lang, title="The same, with two heads", word="sky", tab="Two heads", made_up=made,
-              look=own or "*Look for this:* each head sees one column, and their weights for *sky* differ: switch between head 0 and head 1."),
-    ]  # fmt: skip
+        _page(
+            steps,
+            shown,
+            exercise,
+            lang,
+            title=data["tutorial"],
+            word="sky",
+            tab="One head",
+            made_up=made,
+            look=own
+            or "*Look for this:* *is* and *blue* have the same numbers, so they have the same weights. "
+            "Thickness = weight.",
+        ),
+        _page(
+            lambda words: steps(words, 2),
+            shown,
+            exercise,
+            lang,
+            title="The same, with two heads",
+            word="sky",
+            tab="Two heads",
+            made_up=made,
+            look=own
+            or "*Look for this:* each head sees one column, and their weights for *sky* differ: switch "
+            "between head 0 and head 1.",
+        ),
+    ]
     tour = None if texts else lambda: tours.basics_notebook(steps, shown[0], lang)
     return _finish(
         pages, data["tutorial"], 0, tour, exercise, lang, steps(shown[0]), shown[0], 0, {"inputs": table}
@@ -169,7 +288,9 @@ def _illustrated(texts: Texts | None, exercise: bool, lang: str) -> Page:
     own = CAPTIONS["look"] if texts else ""
 
     def steps(words: Sequence[str] = shown[0], **options: Any) -> LayerSteps:
-        more = [own_words.made(word, dict(zip("qkv", x, strict=True)), "inputs") for word in words[len(x) :]]
+        more = [
+            own_words.numbers_of(word, dict(zip("qkv", x, strict=True)), "inputs") for word in words[len(x) :]
+        ]
         given = [*x[: len(words)], *more]
         return layer_steps(np.array(given), *weights, **{"scale": 1.0} | options)
 
@@ -180,11 +301,22 @@ def _illustrated(texts: Texts | None, exercise: bool, lang: str) -> Page:
         )
 
     page = _page(
-        rounded, shown, exercise, lang, 6, title=data["tutorial"], tab="Whole numbers",
-        look=own or "*Look for this:* all inputs take most from *input 2*, whose key is the longest. The tutorial rounds the weights by hand: switch to the real softmax.",
-        replaced_weights="The author continues with these weights, rounded by hand, instead of the softmax. use_given switches between the two: 1 or 0.",
-        as_given="rounded as printed", word=shown[0][0], made_up=own_words.note([words[len(x) :] for words in shown], {}, lang),
-    )  # fmt: skip
+        rounded,
+        shown,
+        exercise,
+        lang,
+        6,
+        title=data["tutorial"],
+        tab="Whole numbers",
+        look=own
+        or "*Look for this:* all inputs attend most to *input 2*, whose key is the longest. The tutorial "
+        "rounds the weights by hand: switch to the real softmax.",
+        replaced_weights="The author continues with these weights, rounded by hand, instead of the "
+        "softmax. use_given switches between the two: 1 or 0.",
+        as_given="rounded as printed",
+        word=shown[0][0],
+        made_up=own_words.note([words[len(x) :] for words in shown], {}, lang),
+    )
     tour = None if texts else lambda: tours.illustrated(steps, rounded(), lang)
     return _finish(
         [page], data["tutorial"], 0, tour, exercise, lang, steps(), shown[0], 0, {"inputs": x.tolist()}
@@ -213,13 +345,37 @@ def _attention_module(texts: Texts | None, exercise: bool, lang: str) -> Page:
     )
     made = f"{by_hand} {own_words.note(shown, dict.fromkeys(tokens), lang)}".strip()
     own = CAPTIONS["look"] if texts else ""
-    love = "*Look for this:* *love* takes from *I* and *you*, hardly from *Hello*, as the tutorial says. Thickness = weight."
+    love = (
+        "*Look for this:* *love* attends to *I* and *you*, hardly to *Hello*, as the tutorial says. "
+        "Thickness = weight."
+    )
     look: dict[str, Any] = {"look": love} if texts is None else {}
     pages = [
-        _page(steps, shown, exercise, lang, title="Without a mask", word="love", tab="Without a mask", made_up=made, **look),
-        _page(lambda words: steps(words, True), shown, exercise, lang, title="The last word masked", word="love", tab="The last word masked", made_up=made,
-              look=own or "*Look for this:* no word takes from the last word, and the other weights have grown: a row still adds up to 1."),
-    ]  # fmt: skip
+        _page(
+            steps,
+            shown,
+            exercise,
+            lang,
+            title="Without a mask",
+            word="love",
+            tab="Without a mask",
+            made_up=made,
+            **look,
+        ),
+        _page(
+            lambda words: steps(words, True),
+            shown,
+            exercise,
+            lang,
+            title="The last word masked",
+            word="love",
+            tab="The last word masked",
+            made_up=made,
+            look=own
+            or "*Look for this:* no word attends to the last word, and the other weights have grown: a "
+            "row still adds up to 1.",
+        ),
+    ]
     tour = None if texts else lambda: tours.attention_module(steps, tokens, lang)
     title, row = "Self-Attention: ScaledDotProductAttention module", min(1, len(shown[0]) - 1)
     return _finish(pages, title, 0, tour, exercise, lang, steps(shown[0]), shown[0], row, tables)
@@ -236,8 +392,13 @@ NUMBERED = {str(n): name for n, name in enumerate(TUTORIAL_PAGES, 1)}
 
 
 def tutorial_page(
-    name: str | int, *, exercise: bool = False, text: str | None = None, compare: str | None = None, lang: str = "en"
-) -> Page:  # fmt: skip
+    name: str | int,
+    *,
+    exercise: bool = False,
+    text: str | None = None,
+    compare: str | None = None,
+    lang: str = "en",
+) -> Page:
     """Show a tutorial step by step, from its own inputs.
 
     Parameters
@@ -247,8 +408,9 @@ def tutorial_page(
     exercise : bool, default False
         Leave one number of each row blank, as :func:`steps_page` does; such a page has no tour.
     text : str, optional
-        Other words than the tutorial's, with spaces in between. Words that it has no numbers for get made ones, and the page says so; for
-        "illustrated" the first three words are its three inputs. The tour, which speaks of the tutorial's words, is left out.
+        Other words than the tutorial's, with spaces in between. Words that it has no numbers for get made ones, and
+        the page says so; for "illustrated" the first three words are its three inputs. The tour, which speaks of the
+        tutorial's words, is left out.
     compare : str, optional
         A second text, compared with `text`.
     lang : {"en", "de", "fr"}

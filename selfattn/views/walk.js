@@ -1,5 +1,6 @@
 /*
- * Moves through a view: step by step, by Play, along one token, and to links such as #stage=scores&row=2, the ids of the static page.
+ * Moves through a view: step by step, by Play, along one token, and to links such as #stage=scores&row=2, the ids of
+ * the static page.
  */
 
 const MAX_FEW = 36; // steps through a larger matrix go row by row
@@ -38,11 +39,15 @@ class Walk {
     /** @type {HTMLTableCellElement[]} */
     const found = [];
     for (const group of stage.querySelectorAll(".sa-eq")) {
-      const results = /** @type {NodeListOf<HTMLTableElement>} */ (group.querySelectorAll("table.sa-result:not(.sa-input)"));
+      const results = /** @type {NodeListOf<HTMLTableElement>} */ (
+        group.querySelectorAll("table.sa-result:not(.sa-input)")
+      );
       const tables = [...results].map(linesOf);
       const few = tables.every((lines) => lines.length * (lines[0]?.cells.length ?? 0) <= MAX_FEW);
       const lines = group.classList.contains("sa-compare")
-        ? range(Math.max(0, ...tables.map((table) => table.length))).flatMap((n) => tables.flatMap((table) => table[n] ?? []))
+        ? range(Math.max(0, ...tables.map((table) => table.length))).flatMap((n) =>
+            tables.flatMap((table) => table[n] ?? []),
+          )
         : tables.flat();
       for (const line of lines) {
         const kept = [...line.cells].filter((td) => this.view.cells.has(td) && this.concerns(td, token));
@@ -151,7 +156,8 @@ class Walk {
   /** @type {(stage: HTMLElement, row?: string) => void} */
   goTo(stage, row = "") {
     this.stop();
-    const fits = (/** @type {Step} */ s) => s.stage === stage && (!s.td || row === "" || this.view.cellOf(s.td).i === Number(row));
+    const fits = (/** @type {Step} */ s) =>
+      s.stage === stage && (!s.td || row === "" || this.view.cellOf(s.td).i === Number(row));
     const found = this.steps.findIndex(fits);
     this.at = found >= 0 ? found : this.steps.findIndex((s) => s.stage === stage);
     this.show(this.steps[this.at]);

@@ -1,4 +1,6 @@
-"""The way back: the gradients of attention under their own matrices, with formulas, sums, edits and a finite difference.
+"""The way back: the gradients of attention under their own matrices.
+
+There are formulas, sums, edits and a finite difference.
 
 The first gradients are those of the kernels; `way_back_compute.js` computes them again after an edit.
 """
@@ -21,7 +23,7 @@ from selfattn.views.language import fill, in_language
 from selfattn.views.page import check_tokens
 from selfattn.views.texts import CAPTIONS, SCRIPTED, WAY_BACK
 from selfattn.views.tours import Stop
-from selfattn.views.writing import Array, number, said, text
+from selfattn.views.writing import Array, number, plain_number, text
 
 __all__ = ["WayBack", "way_back_page"]
 
@@ -35,8 +37,12 @@ class WayBack(Document):
 
     styles: ClassVar[tuple[str, ...]] = ("way_back.css",)
     scripts: ClassVar[tuple[str, ...]] = (
-        *KIT, "kit/heat.js", "kit/tour.js", "way_back_compute.js", "way_back.js",
-    )  # fmt: skip
+        *KIT,
+        "kit/heat.js",
+        "kit/tour.js",
+        "way_back_compute.js",
+        "way_back.js",
+    )
 
 
 def way_back_page(
@@ -50,8 +56,9 @@ def way_back_page(
 ) -> WayBack:
     """Show the gradients of one head of attention, each under its own matrix.
 
-    From the output's gradient dO back to dV, dP, dS, dQ and dK, and for a layer of one head to dx: formulas, the sum and a finite
-    difference of every number, and why a row of dS adds up to zero. Numbers of dO and of the inputs can be changed.
+    From the output's gradient dO back to dV, dP, dS, dQ and dK, and for a layer of one head to dx: formulas, the sum
+    and a finite difference of every number, and why a row of dS adds up to zero. Numbers of dO and of the inputs can
+    be changed.
 
     Parameters
     ----------
@@ -75,13 +82,13 @@ def way_back_page(
     TypeError
         Steps of another kind.
     ValueError
-        Dropout, sinks, a softcap or another score than a product; more than 12 rows or columns; tokens or a gradient that do not
-        fit.
+        Dropout, sinks, a softcap or another score than a product; more than 12 rows or columns; tokens or a gradient
+        that do not fit.
 
     References
     ----------
-    Dao et al. (2022), "FlashAttention", appendix B.2, equations 2 to 6: dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P∘(dP − mean), dQ = scale·dS·K,
-    dK = scale·dSᵀ·Q.
+    Dao et al. (2022), "FlashAttention", appendix B.2, equations 2 to 6: dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P∘(dP − mean),
+    dQ = scale·dS·K, dK = scale·dSᵀ·Q.
 
     Examples
     --------
@@ -93,7 +100,8 @@ def way_back_page(
     """
     if not isinstance(steps, AttentionSteps) or isinstance(steps, AdditiveSteps):
         raise TypeError(
-            f"the way back shows scaled dot products: pass what attention_steps or layer.steps returned, not {type(steps).__name__}"
+            "the way back shows scaled dot products: pass what attention_steps or layer.steps returned, "
+            f"not {type(steps).__name__}"
         )
     captions = in_language({name: CAPTIONS[name] for name in SCRIPTED} | WAY_BACK, lang)
     queries, keys = check_tokens(steps, tokens, key_tokens)
@@ -162,7 +170,10 @@ def _forward(steps: AttentionSteps, head: int, has_inputs: bool) -> Arrays:
 
 
 def _projections(steps: AttentionSteps) -> dict[str, tuple[Array, Array]]:
-    """Return weight and bias of each projection of self-attention with one head; {} for other steps, which show no dx."""
+    """Return weight and bias of each projection of self-attention with one head.
+
+    For other steps, which show no dx, this is {}.
+    """
     if not isinstance(steps, LayerSteps) or not (
         steps.inputs.ndim == 2
         and steps.parameters.num_heads == 1
@@ -195,7 +206,7 @@ def _backward(
     query, key, value = (np.ascontiguousarray(forward[name]) for name in "QKV")
     mask = np.where(np.isfinite(forward["S"]), added, -np.inf)
     _, pullback = scaled_dot_product_attention_vjp(query, key, value, mask, scale=scale)
-    found: dict[str, Any] = dict(zip("QKV", pullback(wish)[:3], strict=True))
+    found: dict[str, Any] = dict(zip("QKV", pullback(wish), strict=True))
     dp = wish @ value.T
     mean = (forward["P"] * dp).sum(axis=1, keepdims=True)
     found |= {"S": forward["P"] * (dp - mean), "P": dp, "O": wish}
@@ -205,21 +216,35 @@ def _backward(
 
 
 def _stops(
-    texts: dict[str, str], queries: list[str], keys: list[str], forward: Arrays, backward: Arrays, wish: Array, row: int
-) -> list[Stop]:  # fmt: skip
-    """Return the tour's stops with this page's numbers; a zero wish, or less than 2 or more than 6 keys, gives no stops."""
+    texts: dict[str, str],
+    queries: list[str],
+    keys: list[str],
+    forward: Arrays,
+    backward: Arrays,
+    wish: Array,
+    row: int,
+) -> list[Stop]:
+    """Return the tour's stops with this page's numbers.
+
+    A zero wish, or less than 2 or more than 6 keys, gives no stops.
+    """
     if not wish.any() or len(keys) < 2 or len(keys) > 6:
         return []
     dp, column, word = backward["P"][row], int(np.abs(wish[row]).argmax()), queries[row]
 
     def listed(numbers: Array, decimals: int) -> str:
-        parts = [f"*{key}* {said(x, decimals)}" for key, x in zip(keys, numbers, strict=True)]
+        parts = [f"*{key}* {plain_number(x, decimals)}" for key, x in zip(keys, numbers, strict=True)]
         return f"{', '.join(parts[:-1])} {texts['and']} {parts[-1]}"
 
     values = {
-        "word": word, "column": column, "shares": listed(backward["V"][:, column], 3), "most": keys[int(dp.argmax())],
-        "said": listed(dp, 2), "mean": said(forward["P"][row] @ dp, 3), "sum": " ".join(signed(x, 4) for x in backward["S"][row]),
-    }  # fmt: skip
+        "word": word,
+        "column": column,
+        "shares": listed(backward["V"][:, column], 3),
+        "most": keys[int(dp.argmax())],
+        "said": listed(dp, 2),
+        "mean": plain_number(forward["P"][row] @ dp, 3),
+        "sum": " ".join(signed(x, 4) for x in backward["S"][row]),
+    }
     several = tuple(keys)
     plan: list[tuple[str, tuple[str, ...], int, int]] = [
         ("said", several, int(np.abs(backward["V"][:, column]).argmax()), 1),
@@ -232,16 +257,20 @@ def _stops(
         plan.append(("inputs", (texts["add up"], texts["largest"]), 0, 5))
     return [
         Stop(
-            texts[f"stop.{name}"], fill(texts[f"ask.{name}"], **values), options, right,
-            fill(texts[f"reveal.{name}"], **values), stage=stage,
+            texts[f"stop.{name}"],
+            fill(texts[f"ask.{name}"], **values),
+            options,
+            right,
+            fill(texts[f"reveal.{name}"], **values),
+            stage=stage,
         )
         for name, options, right, stage in plan
-    ]  # fmt: skip
+    ]
 
 
 def signed(x: float, decimals: int) -> str:
     """Write a number with its sign."""
-    plain = said(x, decimals)
+    plain = plain_number(x, decimals)
     return plain if plain.startswith("−") else f"+{plain}"
 
 
@@ -259,7 +288,8 @@ def _body(
         ):
             head = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
             lines = "".join(
-                f'<tr><th scope="row">{text(label)}</th>{"".join(f"<td>{number(float(x), 4, 4)}</td>" for x in line)}</tr>'
+                f'<tr><th scope="row">{text(label)}</th>'
+                f"{''.join(f'<td>{number(float(x), 4, 4)}</td>' for x in line)}</tr>"
                 for label, line in zip(rows, matrix, strict=True)
             )
             tables.append(f"<table><caption>{text(caption)}</caption><tr><td></td>{head}</tr>{lines}</table>")

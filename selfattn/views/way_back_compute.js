@@ -21,9 +21,15 @@ class WayBackModel {
   /** @param {WayBackData} given */
   constructor({ forward, weights, scale, closed, added, wish }) {
     /** @type {Record<string, Matrix>} what may be changed */
-    this.inputs = Object.fromEntries((weights ? ["x"] : ["Q", "K", "V"]).map((name) => [name, matrixOf(forward[name])]));
+    this.inputs = Object.fromEntries(
+      (weights ? ["x"] : ["Q", "K", "V"]).map((name) => [name, matrixOf(forward[name])]),
+    );
     /** @type {Record<string, Projection> | null} */
-    this.projections = weights && Object.fromEntries(Object.entries(weights).map(([name, { weight, bias }]) => [name, { weight: matrixOf(weight), bias }]));
+    this.projections =
+      weights &&
+      Object.fromEntries(
+        Object.entries(weights).map(([name, { weight, bias }]) => [name, { weight: matrixOf(weight), bias }]),
+      );
     this.scale = scale;
     this.closed = matrixOf(closed);
     this.added = matrixOf(added);
@@ -46,7 +52,13 @@ class WayBackModel {
       return Matrix.of(x.rows, weight.columns, (i, j) => dot(x.columns, (k) => x.at(i, k) * weight.at(k, j)) + bias[j]);
     };
     const Q = projected("Q"), K = projected("K"), V = projected("V");
-    const S = given.S ?? Matrix.of(Q.rows, K.rows, (i, j) => this.closed.at(i, j) ? -Infinity : this.scale * dot(Q.columns, (k) => Q.at(i, k) * K.at(j, k)) + this.added.at(i, j));
+    const S =
+      given.S ??
+      Matrix.of(Q.rows, K.rows, (i, j) =>
+        this.closed.at(i, j)
+          ? -Infinity
+          : this.scale * dot(Q.columns, (k) => Q.at(i, k) * K.at(j, k)) + this.added.at(i, j),
+      );
     const open = Matrix.of(S.rows, S.columns, (i, j) => 1 - this.closed.at(i, j));
     const P = given.P ?? softmax(S, open);
     return { ...(x ? { x } : {}), Q, K, V, S, P, O: given.O ?? product(P, V) };
@@ -61,7 +73,13 @@ class WayBackModel {
     const found = { Q: scaled(product(S, K)), K: scaled(product(transposed(S), Q)), V: dV, S, P: dP, O };
     if (!this.projections) return { gradients: found, means };
     const ways = range(3).map((n) => this.way(found, "QKV"[n]));
-    return { gradients: { x: Matrix.of(ways[0].rows, ways[0].columns, (i, j) => ways[0].at(i, j) + ways[1].at(i, j) + ways[2].at(i, j)), ...found }, means };
+    return {
+      gradients: {
+        x: Matrix.of(ways[0].rows, ways[0].columns, (i, j) => ways[0].at(i, j) + ways[1].at(i, j) + ways[2].at(i, j)),
+        ...found,
+      },
+      means,
+    };
   }
 
   /** @type {(gradients: Record<string, Matrix>, name: string) => Matrix} the gradient of x through one projection */
@@ -70,14 +88,26 @@ class WayBackModel {
     return product(gradients[name], transposed(weight));
   }
 
-  /** @param {Record<string, Matrix>} f @returns the sum of the output times the wish */
+  /** @param {Record<string, Matrix>} f @returns the sum of the output times dO */
   value({ O }) {
     return dot(O.rows, (i) => dot(O.columns, (j) => O.at(i, j) * this.wish.at(i, j)));
   }
 
-  /** @type {(f: Record<string, Matrix>, stage: Stage, i: number, j: number, step: number) => number} the finite difference */
+  /**
+   * The finite difference.
+   * @type {(f: Record<string, Matrix>, stage: Stage, i: number, j: number, step: number) => number}
+   */
   slope(f, stage, i, j, step) {
-    const moved = (/** @type {number} */ by) => this.value(this.forward({ [stage]: Matrix.of(f[stage].rows, f[stage].columns, (r, c) => f[stage].at(r, c) + (r === i && c === j ? by : 0)) }));
+    const moved = (/** @type {number} */ by) =>
+      this.value(
+        this.forward({
+          [stage]: Matrix.of(
+            f[stage].rows,
+            f[stage].columns,
+            (r, c) => f[stage].at(r, c) + (r === i && c === j ? by : 0),
+          ),
+        }),
+      );
     return (moved(step) - moved(-step)) / (2 * step);
   }
 }

@@ -1,6 +1,6 @@
 /*
- * Numbers in words: the name of a number, its sum, and the sentences of the page with values filled in. Makes elements, so that
- * tokens stay text with their own direction of writing, but changes nothing in the page.
+ * Numbers in words: the name of a number, its sum, and the sentences of the page with values filled in. Makes elements,
+ * so that tokens stay text with their own direction of writing, but changes nothing in the page.
  */
 
 const MAX_TERMS = 12; // a longer sum shows its first and last terms
@@ -76,7 +76,8 @@ class Words {
     if (difference) {
       const { a, b, digits } = difference;
       formula = `${figure(b, i, j)} - ${paren(figure(a, i, j), true)}`;
-      result = numbers.hidden(a, i, j) || numbers.hidden(b, i, j) ? "?" : this.write(numbers.minus(difference, i, j), digits);
+      result =
+        numbers.hidden(a, i, j) || numbers.hidden(b, i, j) ? "?" : this.write(numbers.minus(difference, i, j), digits);
     } else {
       const op = node && OPS[node.op];
       if (!op) return null;
@@ -84,7 +85,8 @@ class Words {
       /** @type {Figure} */
       const t = (which, row, column) => paren(figure(args[which], row, column), true);
       /** @type {Figure} */
-      const nameOf = (which, row, column) => this.plainName({ node: args[which], i: row, j: column }, args[which].where !== node.where);
+      const nameOf = (which, row, column) =>
+        this.plainName({ node: args[which], i: row, j: column }, args[which].where !== node.where);
       formula = op.spell(t, args.map((arg) => arg.now), i, j, node.options, this, nameOf);
       result = guessed ? "?" : figure(node, i, j);
     }
@@ -98,7 +100,12 @@ class Words {
     /** @type {Child[]} */
     const line = [element("b", {}, ...this.name(cell)), " = "];
     if (spelled !== null) line.push(element("span", { className: "sa-sum" }, spelled));
-    else if (node) line.push(`${this.numbers.text(node, i, j)}, `, this.texts[node.name === "mask" ? "can be closed" : node.editable ? "can be changed" : "is given"]);
+    else if (node) {
+      line.push(
+        `${this.numbers.text(node, i, j)}, `,
+        this.texts[node.name === "mask" ? "can be closed" : node.editable ? "can be changed" : "is given"],
+      );
+    }
     if (node && this.numbers.moved(node, i, j)) {
       const before = this.write(node.kernel.at(i, j), node.decimals);
       line.push(" ", element("i", {}, this.fill("was", { before })));

@@ -58,12 +58,12 @@ def number(value: float, decimals: int, precision: int) -> str:
     return f"{abs(value) if rounded == 0 else value:.{decimals}f}"
 
 
-def said(x: float, decimals: int = 2) -> str:
+def plain_number(x: float, decimals: int = 2) -> str:
     """Write a number for a sentence: with a true minus sign, which 0 never has.
 
     Examples
     --------
-    >>> [said(x) for x in (1 / 3, -1.5, -0.001)]
+    >>> [plain_number(x) for x in (1 / 3, -1.5, -0.001)]
     ['0.33', '−1.50', '0.00']
     """
     return f"{round(float(x), decimals) + 0.0:.{decimals}f}".replace("-", "−")

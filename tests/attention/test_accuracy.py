@@ -61,15 +61,17 @@ def errors(results, truth):
     return np.array([rms(x.astype(np.float64) - true) for x, true in zip(results, truth, strict=True)])
 
 
-# Bounds for the output and the gradients of query, key and value, by the factor of query and key and whether causal. Causal
-# errors are larger, as the first rows average few values and the last keys add up few terms. With the factor 8 scores and
-# their rounding errors are 64 times as large. A bound is the largest of 12 seeds or more, with a margin of a fifth.
+# Bounds for the output and the gradients of query, key and value, by the factor of query and key and whether causal.
+# Causal errors are larger, as the first rows average few values and the last keys add up few terms. With the factor 8
+# scores and their rounding errors are 64 times as large. A bound is the largest of 12 seeds or more, with a margin of a
+# fifth.
 BOUNDS = {
     (1.0, False): (2.5e-8, 2.5e-8, 2.4e-8, 2.3e-8), (1.0, True): (4.5e-8, 4.5e-8, 4.5e-8, 4.5e-8),
     (8.0, False): (4e-6, 2.2e-5, 2.2e-5, 5e-6), (8.0, True): (3.5e-6, 2e-5, 2e-5, 5e-6),
 }  # fmt: skip
 
-# Bounds in units of PyTorch's errors: with the factor 8, errors depend on how each library rounds a few scores of a row.
+# Bounds in units of PyTorch's errors: with the factor 8, errors depend on how each library rounds a few scores of a
+# row.
 OF_TORCH = {1.0: (1.0, 1.0, 1.0, 1.0), 8.0: (1.15, 1.25, 1.25, 1.25)}
 
 
@@ -130,7 +132,9 @@ def test_float64_within_a_few_eps():
 
 @functools.cache
 def long_gradients(is_causal):
-    """Gradients in long double, line by line as in docs/theory/backward.md; and for each the sum of its terms' absolute values."""
+    """Gradients in long double, line by line as in docs/theory/backward.md; and for each the sum of its terms' absolute
+    values.
+    """
     n = 300  # so that blocks and tiles are not full
     query, key, value, d_out = (x[0, :2, :n].astype(np.longdouble) for x in (*normal(), grad_out()))
     scale = 1 / np.sqrt(np.longdouble(D))
@@ -154,9 +158,10 @@ def long_gradients(is_causal):
 def test_float64_gradients_within_a_few_eps(is_causal):
     """The unit is eps times the sum of the absolute values of a gradient's terms.
 
-    A weight is off by as much as its score, a sum of 64 products (without their signs about 5, at most 12), and the mean
-    score of its row. So a value's gradient is off by some 5 eps if it has one term, as at the last keys if causal, and by
-    half an eps if it has many. The terms of the two others are differences, counted here as sums: a tenth of that.
+    A weight is off by as much as its score, a sum of 64 products (without their signs about 5, at most 12), and the
+    mean score of its row. So a value's gradient is off by some 5 eps if it has one term, as at the last keys if causal,
+    and by half an eps if it has many. The terms of the two others are differences, counted here as sums: a tenth of
+    that.
     """
     arrays = [x[0, :2, :300].astype(np.float64) for x in normal()]
     _, pullback = sa.scaled_dot_product_attention_vjp(*arrays, is_causal=is_causal)
@@ -205,8 +210,8 @@ def test_float16_inputs_whose_scores_overflow_float16():
     out = sa.scaled_dot_product_attention(query, key, value)
     expected = reference.scaled_dot_product_attention(query, key, value, compute_dtype=np.float64)
     assert out.dtype == np.float16
-    # scores differ by multiples of 2 · 300² / 8 = 22500, or are equal up to rounding, by an ulp of 1/32: a row is the value of the
-    # key with the highest score, or, if several keys have it, between their values
+    # scores differ by multiples of 2 · 300² / 8 = 22500, or are equal up to rounding, by an ulp of 1/32: a row is the
+    # value of the key with the highest score, or, if several keys have it, between their values
     np.testing.assert_array_equal(out[:, ::3], value[:, ::3])
     ranked = np.sort(scores, axis=-1)
     alone = ranked[..., -1] > ranked[..., -2]
@@ -220,7 +225,7 @@ KINDS = {"float16": np.dtype(np.float16), "bfloat16": BFLOAT16}
 
 
 def ulps(x, exact):
-    """Return how many representable 16-bit numbers lie between x and the one nearest to `exact`."""
+    """Return how many representable 16-bit numbers are between x and the one nearest to `exact`."""
     nearest = exact.astype(x.dtype)
 
     def ordered(values):
@@ -231,12 +236,16 @@ def ulps(x, exact):
 
 
 def rounds_weights(name):
-    """Return whether weights are rounded as well as the result: where bfloat16 is multiplied in pairs (docs/decisions/0007)."""
+    """Return whether weights are rounded as well as the result: where bfloat16 is multiplied in pairs
+    (docs/decisions/0007).
+    """
     return name == "bfloat16" and sa.get_isa() == "avx512bf16"
 
 
 def assert_within_an_ulp_of_the_largest(out, exact):
-    """Errors depend on the size of the values, not on that of a result: all are within one ulp of the largest result."""
+    """Errors depend on the size of the values, not on that of a result: all are within one ulp of the largest
+    result.
+    """
     ulp = 2.0 ** (np.floor(np.log2(np.abs(exact).max())) - 7)
     worst = np.abs(out.astype(np.float64) - exact.astype(out.dtype).astype(np.float64)).max() / ulp
     print(f"{sa.get_isa()}: worst {worst:.2f} ulp of the largest")
@@ -248,9 +257,10 @@ def assert_within_an_ulp_of_the_largest(out, exact):
 def test_sixteen_bits_within_an_ulp(name, is_causal):
     """The computation is in float32: the result is the truth rounded once, or its neighbour if the truth is near a tie.
 
-    Measured: 1 in 400 results of float16 and 1 in 2500 of bfloat16 are the neighbour; results near 0 are within float32's
-    own error of about 1e-7. On a matrix unit the weights of bfloat16 keep 17 bits (docs/decisions/0004): 1 in 220, and 1e-6.
-    With rounded weights 7 results of 8 are within an ulp of their own size, and all within an ulp of the largest.
+    Measured: 1 in 400 results of float16 and 1 in 2500 of bfloat16 are the neighbour; results near 0 are within
+    float32's own error of about 1e-7. On a matrix unit the weights of bfloat16 keep 17 bits (docs/decisions/0004): 1 in
+    220, and 1e-6. With rounded weights 7 results of 8 are within an ulp of their own size, and all within an ulp of the
+    largest.
     """
     dtype = KINDS[name]
     query, key, value = (x.astype(dtype) for x in normal())
@@ -303,7 +313,9 @@ def test_sixteen_bits_rms_is_not_above_torch(name, shape, is_causal):
 
 @pytest.mark.parametrize("rows", [1, 4, 8])
 def test_decoding_in_bfloat16_rms_is_not_above_torch(rows):
-    """Errors are 0.97 to 1.002 of PyTorch's with rounded weights, else 0.74. (In three dimensions PyTorch does not round.)"""
+    """Errors are 0.97 to 1.002 of PyTorch's with rounded weights, else 0.74. (In three dimensions PyTorch does not
+    round.)
+    """
     arrays, _, truth, of_peer = sixteen_bit_rms("bfloat16", (8, 8, rows, D), 512, False)
     out = sa.scaled_dot_product_attention(*arrays)
     assert errors([out], truth[:1])[0] <= of_peer[0]
@@ -334,7 +346,9 @@ def sixteen_bit_problem(name, is_causal):
 
 
 def distances(gradients, exact, start=0):
-    """Return three gradients' errors in ulps, in rows from start on, where the exact number is at least a quarter of the RMS."""
+    """Return three gradients' errors in ulps, in rows from start on, where the exact number is at least a quarter of
+    the RMS.
+    """
     return [
         ulps(x, true)[:, :, start:][np.abs(true[:, :, start:]) >= rms(true) / 4]
         for x, true in zip(gradients, exact, strict=True)
@@ -347,13 +361,13 @@ def test_sixteen_bits_gradients_in_ulps(name, is_causal):
     """Gradients are computed in float32 and rounded once, from δ = O·dO with the output before rounding.
 
     float32's own error, some 2e-8 of results about 0.05 (0.1 if causal), is a thousandth of an ulp of float16: 1 in 500
-    results may be the other neighbour (measured: 1 in 1500; of bfloat16, whose ulp is 8 times as large, 1 in 8000). On a
-    matrix unit terms keep 17 bits: an error of 2^-18 of the RMS is at most 1/256 of an ulp of bfloat16 and 1/32 of one of
-    float16, which makes 1 in 128 and, as errors add up, 1 in 32 (measured under emulation: 1 in 70).
+    results may be the other neighbour (measured: 1 in 1500; of bfloat16, whose ulp is 8 times as large, 1 in 8000). On
+    a matrix unit terms keep 17 bits: an error of 2^-18 of the RMS is at most 1/256 of an ulp of bfloat16 and 1/32 of
+    one of float16, which makes 1 in 128 and, as errors add up, 1 in 32 (measured under emulation: 1 in 70).
 
-    A weight or dS rounded to bfloat16 is off by at most 2^-9 of it, 8e-4 in the root of the mean square, as is a sum of many
-    terms. At a quarter of the RMS an ulp is 10e-4 to 20e-4 of it. Measured: 1 in 33 to 42 is more than one ulp off, the worst
-    5 to 8; causal from row 64 on 1 in 55 to 115, the worst 4 to 9.
+    A weight or dS rounded to bfloat16 is off by at most 2^-9 of it, 8e-4 in the root of the mean square, as is a sum of
+    many terms. At a quarter of the RMS an ulp is 10e-4 to 20e-4 of it. Measured: 1 in 33 to 42 is more than one ulp
+    off, the worst 5 to 8; causal from row 64 on 1 in 55 to 115, the worst 4 to 9.
     """
     (*arrays, d_out), exact = sixteen_bit_problem(name, is_causal)
     by_pairs, unit = rounds_weights(name), sa.get_isa() == "amx"
@@ -368,7 +382,9 @@ def test_sixteen_bits_gradients_in_ulps(name, is_causal):
 
 
 def test_bfloat16_gradients_are_those_of_the_output_before_it_was_rounded():
-    """If all numbers are positive, dQ is small compared with P·δ: 4 % off by rounded weights, 14 % by a rounded output."""
+    """If all numbers are positive, dQ is small compared with P·δ: 4 % off by rounded weights, 14 % by a rounded
+    output.
+    """
     rng = np.random.default_rng(9)
     arrays = [rng.uniform(0, 1, (1, 2, 512, D)).astype(np.float32).astype(BFLOAT16) for _ in range(4)]
     truth = reference.scaled_dot_product_attention(*arrays[:3], compute_dtype=np.float64)

@@ -42,7 +42,9 @@ def small_tiles(monkeypatch):
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
 def test_agrees_with_the_reference(name, dtype, small_tiles):
-    """A score is a sum of 5 terms below 4, and a mask below 4: exp makes errors of some 20 u of it; then one rounding."""
+    """A score is a sum of 5 terms below 4, and a mask below 4: exp makes errors of some 20 u of it; then one
+    rounding.
+    """
     given, options = arguments(dtype), OPTIONS[name]
     results = sa.additive_attention(*given, **options, return_lse=True, return_weights=True)
     expected = reference.additive_attention(
@@ -90,8 +92,21 @@ def test_numbers_of_closed_keys_and_dead_queries_do_not_count(small_tiles, modul
     assert not poisoned(out).key[..., S - 2 :, :].any() and not poisoned(out).query[..., 1, :].any()
 
 
-@pytest.mark.parametrize("sizes", [{"n_queries": 0}, {"n_keys": 0}, {"lead": (0, 3)}, {"lead": ()}, {"widths": (4, 4, 3, 0)},
-                                   {"widths": (0, 4, 3, 2)}, {"widths": (4, 0, 3, 2)}, {"widths": (4, 4, 0, 2)}, {"widths": (0, 0, 0, 0)}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"n_queries": 0},
+        {"n_keys": 0},
+        {"lead": (0, 3)},
+        {"lead": ()},
+        {"widths": (4, 4, 3, 0)},
+        {"widths": (0, 4, 3, 2)},
+        {"widths": (4, 0, 3, 2)},
+        {"widths": (4, 4, 0, 2)},
+        {"widths": (0, 0, 0, 0)},
+    ],
+    ids=str,
+)
 def test_sizes_and_widths_of_nothing(sizes):
     given = arguments(**sizes)
     out, pullback = sa.additive_attention_vjp(*given)
@@ -115,7 +130,11 @@ def test_integers_and_lists():
         ({"query": np.ones(4)}, ValueError, r"query must have at least 2 dimensions, .* got shape \(4,\)"),
         ({"value": np.ones((2, 3, 8, 3))}, ValueError, "same length"),
         ({"v": np.ones((5, 1))}, ValueError, r"v must have shape \(A,\), got \(5, 1\)"),
-        ({"w_query": np.ones((5, 4))}, ValueError, r"w_query must have shape \(width, A\) = \(4, 5\), got \(5, 4\)"),
+        (
+            {"w_query": np.ones((5, 4))},
+            ValueError,
+            r"w_query must have shape \(width, A\) = \(4, 5\), got \(5, 4\)",
+        ),
         ({"w_key": np.ones((4, 5))}, ValueError, "w_key must have shape"),
         ({"value": np.ones((4, 3, 9, 3))}, ValueError, "leading dimensions must broadcast"),
         ({"attn_mask": np.ones((L, S), int)}, TypeError, "attn_mask must be boolean"),
@@ -126,7 +145,7 @@ def test_integers_and_lists():
         ({"causal": "lower_right", "is_causal": True}, ValueError, "causal='lower_right' was given too"),
         ({"v": np.ones(5) > 0}, TypeError, "v has dtype bool"),
     ],
-)  # fmt: skip
+)
 def test_errors(changes, kind, message):
     given = dict(zip(sa.AdditiveGradients._fields, arguments(), strict=True)) | changes
     for function in (sa.additive_attention, sa.additive_attention_vjp):

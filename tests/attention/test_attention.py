@@ -1,7 +1,8 @@
-"""scaled_dot_product_attention, the C function: its arguments and results; rows without open keys, sinks, NaN, numbers near the largest.
+"""scaled_dot_product_attention, the C function: its arguments and results; rows without open keys, sinks, NaN, numbers
+near the largest.
 
-Its numbers, with any shapes, dtypes, layouts and options: test_fuzz.py. Sizes at which kernels change, and what is closed or not
-finite, on every instruction set: tests/kernels/test_instruction_sets.py. Bounds: tolerances.py.
+Its numbers, with any shapes, dtypes, layouts and options: test_fuzz.py. Sizes at which kernels change, and what is
+closed or not finite, on every instruction set: tests/kernels/test_instruction_sets.py. Bounds: tolerances.py.
 """
 
 import numpy as np
@@ -103,7 +104,11 @@ def test_what_is_returned_and_in_which_order():
 
 def test_outputs_without_elements_take_no_time():
     """The call has 2**40 queries whose outputs have no columns: its arrays have a few bytes."""
-    query, key, value = (np.broadcast_to(np.float32(1), (2**40, 1)), np.ones((3, 1), "f4"), np.ones((3, 0), "f4"))  # fmt: skip
+    query, key, value = (
+        np.broadcast_to(np.float32(1), (2**40, 1)),
+        np.ones((3, 1), "f4"),
+        np.ones((3, 0), "f4"),
+    )
     assert attend(query, key, value).shape == (2**40, 0)
     assert attend(query, key[:0], value[:0], return_weights=True)[1].shape == (2**40, 0)
 
@@ -153,9 +158,11 @@ real_floats = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
 CLOSED_ROWS = {
-    "bool_mask": {"attn_mask": [[False]]}, "float_mask": {"attn_mask": [[-np.inf]]}, "key_lengths": {"key_lengths": 0},
+    "bool_mask": {"attn_mask": [[False]]},
+    "float_mask": {"attn_mask": [[-np.inf]]},
+    "key_lengths": {"key_lengths": 0},
     "window": {"window": (None, 0), "causal": "lower_right"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("how", CLOSED_ROWS)
@@ -261,8 +268,10 @@ def test_a_nan_of_grad_lse_reaches_keys_whose_scores_overflow(isa):
     options = {"is_causal": True, "alibi_slopes": np.array([2e38], np.float32), "return_lse": True}
     grad_out, grad_lse = np.ones((1, 6, 8), np.float32), np.zeros((1, 6), np.float32)
     grad_lse[0, 3] = np.nan
-    gradients = [f(query, key, value, **options)[1](grad_out, grad_lse)[:3]
-                 for f in (sa.scaled_dot_product_attention_vjp, sa.reference.scaled_dot_product_attention_vjp)]  # fmt: skip
+    gradients = [
+        f(query, key, value, **options)[1](grad_out, grad_lse)[:3]
+        for f in (sa.scaled_dot_product_attention_vjp, sa.reference.scaled_dot_product_attention_vjp)
+    ]
     assert np.isnan(gradients[1][1][0, :4]).all() and np.isfinite(gradients[1][1][0, 4:]).all()
     for got, expected in zip(*gradients, strict=True):
         assert np.isnan(got).tolist() == np.isnan(expected).tolist()

@@ -18,7 +18,7 @@ from leaks import peak_memory
 from refusals import refusals
 
 import selfattn as sa
-from selfattn import BlockMask, reference
+from selfattn import BlockMask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 attend = sa.scaled_dot_product_attention
@@ -71,15 +71,26 @@ def test_a_mask_that_closes_nothing_more_changes_no_bit():
         np.testing.assert_array_equal(attend(*arrays, block_mask=mask), attend(*arrays, causal=causal))
 
 
-def test_the_two_halves_take_it_as_well():
-    arrays = random_inputs((2, 40, 8), 70)
-    mask = BlockMask.from_blocks(np.eye(3, 5, dtype=bool), 16)
-    out, statistics = sa.scaled_dot_product_attention_forward(*arrays, block_mask=mask)
-    grads = sa.scaled_dot_product_attention_backward(
-        np.ones_like(out), out, statistics, *arrays, block_mask=mask
-    )
-    _, pullback = sa.scaled_dot_product_attention_vjp(*arrays, block_mask=mask)
-    np.testing.assert_equal(grads[:3], pullback(np.ones_like(out))[:3])
+def test_a_prefix_with_another_mask_has_the_same_bits_after_any_call():
+    """The tables of a prefix have no strides of classes; those of the call before must not take their place."""
+    rng = np.random.default_rng(0)
+    q, k, v, grad_out = rng.standard_normal((4, 2, 200, 16), dtype=np.float32)
+    bias = rng.standard_normal((200, 200), dtype=np.float32)
+    ids = np.arange(200) // 70
+    documents, of_each_head = (BlockMask.from_documents(x) for x in (ids, np.stack([ids, ids + 1])))
+
+    def pullback(mask):
+        options = {"attn_mask": bias, "block_mask": mask, "wrt": ("query", "key", "value", "attn_mask")}
+        return sa.scaled_dot_product_attention_vjp(q, k, v, **options)[1]
+
+    befores = pullback(documents & documents), pullback(of_each_head & documents)
+    asked = pullback(BlockMask.prefix_lm(200) & documents)
+    results = []
+    for before in befores:
+        before(grad_out)
+        results.append(asked(grad_out))
+    for first, second in zip(*results, strict=True):
+        assert np.array_equal(first, second)
 
 
 def test_it_never_changes():
@@ -135,15 +146,35 @@ BAD = [
     (lambda: BlockMask.from_documents(3), ValueError, "query_ids must have an id for each token"),
     (lambda: BlockMask.from_documents(np.array([2**63], np.uint64)), ValueError, "beyond 2**63 - 1"),
     (lambda: BlockMask.from_documents(np.ma.ones(3, int)), TypeError, "query_ids is a MaskedArray"),
-    (lambda: BlockMask.from_documents(np.ones((2, 3), int), np.ones((3, 3), int)), ValueError, "(2, 3) and key_ids (3, 3)"),
+    (
+        lambda: BlockMask.from_documents(np.ones((2, 3), int), np.ones((3, 3), int)),
+        ValueError,
+        "(2, 3) and key_ids (3, 3)",
+    ),
     (lambda: BlockMask.prefix_lm(-1), ValueError, "prefix_lengths must be at least 0, got -1"),
     (lambda: BlockMask.prefix_lm(1.5), TypeError, "prefix_lengths must be integers, got float64"),
-    (lambda: BlockMask.prefix_lm(1, causal="left"), ValueError, "\"upper_left\" or \"lower_right\", not 'left'"),
+    (
+        lambda: BlockMask.prefix_lm(1, causal="left"),
+        ValueError,
+        '"upper_left" or "lower_right", not \'left\'',
+    ),
     (lambda: BlockMask.prefix_lm(2**70), TypeError, "prefix_lengths must be integers, got object"),
-    (lambda: BlockMask.from_blocks([[1, 0]], 4), TypeError, "pattern must be boolean, True = open, got int64"),
+    (
+        lambda: BlockMask.from_blocks([[1, 0]], 4),
+        TypeError,
+        "pattern must be boolean, True = open, got int64",
+    ),
     (lambda: BlockMask.from_blocks([True], 4), ValueError, "at least 2 dims"),
-    (lambda: BlockMask.from_blocks([[True]], 0), ValueError, "block_size must be an int >= 1 or two of them, got 0"),
-    (lambda: BlockMask.from_blocks([[True]], (4, -1)), ValueError, "block_size must be an int >= 1 or two of them, got (4, -1)"),
+    (
+        lambda: BlockMask.from_blocks([[True]], 0),
+        ValueError,
+        "block_size must be an int >= 1 or two of them, got 0",
+    ),
+    (
+        lambda: BlockMask.from_blocks([[True]], (4, -1)),
+        ValueError,
+        "block_size must be an int >= 1 or two of them, got (4, -1)",
+    ),
     (lambda: BlockMask.from_blocks([[True]], True), TypeError, "block_size must be an int >= 1"),
     (lambda: BlockMask.from_blocks([[True]], 4.0), TypeError, "block_size must be an int >= 1"),
     (lambda: BlockMask.from_blocks([[True]], (1, 2, 3)), ValueError, "or two of them, got (1, 2, 3)"),
@@ -153,38 +184,84 @@ BAD = [
     (lambda: DOCUMENTS & DOCUMENTS & DOCUMENTS & DOCUMENTS & DOCUMENTS, ValueError, "at most 4 block masks"),
     (lambda: np.ones((8, 8), bool) & DOCUMENTS, TypeError, "unsupported operand"),
     (lambda: BlockMask.prefix_lm([1, 2]) & BlockMask.prefix_lm([1, 2, 3]), ValueError, "(2,) and (3,)"),
-    (lambda: DOCUMENTS & BlockMask.from_documents([0] * 8, [0] * 9), ValueError, "one is for 8 keys, the other for 9"),
-    (lambda: BlockMask.from_documents([0]) & BlockMask.from_documents([0, 0]), ValueError, "one is for 1 queries"),
+    (
+        lambda: DOCUMENTS & BlockMask.from_documents([0] * 8, [0] * 9),
+        ValueError,
+        "one is for 8 keys, the other for 9",
+    ),
+    (
+        lambda: BlockMask.from_documents([0]) & BlockMask.from_documents([0, 0]),
+        ValueError,
+        "one is for 1 queries",
+    ),
     (lambda: DOCUMENTS & BlockMask.from_blocks([[True]], 4), ValueError, "L = 8 and S = 8 need (2, 2)"),
     (lambda: BlockMask.prefix_lm(9) & DOCUMENTS, ValueError, "between 0 and S = 8, got 9"),
-    (lambda: DOCUMENTS & np.ones((8, 8), bool), TypeError, "& takes two BlockMasks, got ndarray: give an array to the call, as attn_mask"),
+    (
+        lambda: DOCUMENTS & np.ones((8, 8), bool),
+        TypeError,
+        "& takes two BlockMasks, got ndarray: give an array to the call, as attn_mask",
+    ),
     (lambda: DOCUMENTS.to_dense(8, 8.0), TypeError, "n_keys must be an int, not 8.0"),
     (lambda: DOCUMENTS.to_dense(8, np.array([3])), TypeError, "n_keys must be an int, not array([3])"),
     (lambda: DOCUMENTS.to_dense(-1, 8), ValueError, "n_queries must be at least 0, not -1"),
     (lambda: DOCUMENTS.to_dense(8, 7), ValueError, "here L = 8 and S = 7"),
-    (lambda: reference.scaled_dot_product_attention(Q, Q, Q, block_mask=np.ones((8, 8), bool)), TypeError, "must be a selfattn"),
-    (lambda: reference.scaled_dot_product_attention(Q[0], Q[0], Q[0], block_mask=BlockMask.prefix_lm([1, 2])), ValueError, "does not broadcast"),
-    (lambda: sa.varlen_attention(Q[0], Q[0], Q[0], [0, 8], [0, 8], block_mask=DOCUMENTS), TypeError, "block_mask"),
-    *((lambda mask=mask: attend(Q, Q, Q, block_mask=mask), error, message) for mask, error, message in [
-        (np.ones((8, 8), bool), TypeError, "block_mask must be a selfattn.BlockMask or None, got numpy.ndarray"),
-        (True, TypeError, "got bool"),
-        (BlockMask, TypeError, "got type"),
-        (BlockMask.from_documents(np.zeros(7, int)), ValueError, "ids for 7 queries and 7 keys; here L = 8 and S = 8"),
-        (BlockMask.prefix_lm(9), ValueError, "between 0 and S = 8, got 9"),
-        (BlockMask.prefix_lm([1, 2]), ValueError, "leading dims (2, 3) without enlarging them, but has leading dims (2,)"),
-        (BlockMask.prefix_lm(np.ones((4, 1, 1), int)), ValueError, "leading dims (4, 1, 1)"),
-        (BlockMask.from_blocks(np.ones((2, 3), bool), 4), ValueError, "need (2, 2)"),
-        (BlockMask.from_blocks(np.ones((0, 0), bool), 4), ValueError, "need (2, 2)"),
-        *((with_tables(answer), TypeError, "block_mask has tables that selfattn.BlockMask does not make") for answer in [
-            # more in test_fuzz.py
-            (3,),
-            ((ONE + 1, 1, np.array([0, 1]), RUNS, 1.0),),  # a class that does not exist
-            ((ONE, 1, np.array([0, 1]), np.array([[0, 2**62]]), 1.0),),
-            ((np.array(9), 0, 1.0),),
-            ((np.array(1), 0, 1.0),) * 5,
-        ]),
-    ]),
-]  # fmt: skip
+    (
+        lambda: sa.attention_steps(Q, Q, Q, block_mask=np.ones((8, 8), bool)),
+        TypeError,
+        "must be a selfattn",
+    ),
+    (
+        lambda: sa.attention_steps(Q[0], Q[0], Q[0], block_mask=BlockMask.prefix_lm([1, 2])),
+        ValueError,
+        "does not broadcast",
+    ),
+    (
+        lambda: sa.varlen_attention(Q[0], Q[0], Q[0], [0, 8], [0, 8], block_mask=DOCUMENTS),
+        TypeError,
+        "block_mask",
+    ),
+    *(
+        (lambda mask=mask: attend(Q, Q, Q, block_mask=mask), error, message)
+        for mask, error, message in [
+            (
+                np.ones((8, 8), bool),
+                TypeError,
+                "block_mask must be a selfattn.BlockMask or None, got numpy.ndarray",
+            ),
+            (True, TypeError, "got bool"),
+            (BlockMask, TypeError, "got type"),
+            (
+                BlockMask.from_documents(np.zeros(7, int)),
+                ValueError,
+                "ids for 7 queries and 7 keys; here L = 8 and S = 8",
+            ),
+            (BlockMask.prefix_lm(9), ValueError, "between 0 and S = 8, got 9"),
+            (
+                BlockMask.prefix_lm([1, 2]),
+                ValueError,
+                "leading dims (2, 3) without enlarging them, but has leading dims (2,)",
+            ),
+            (BlockMask.prefix_lm(np.ones((4, 1, 1), int)), ValueError, "leading dims (4, 1, 1)"),
+            (BlockMask.from_blocks(np.ones((2, 3), bool), 4), ValueError, "need (2, 2)"),
+            (BlockMask.from_blocks(np.ones((0, 0), bool), 4), ValueError, "need (2, 2)"),
+            *(
+                (
+                    with_tables(answer),
+                    TypeError,
+                    "block_mask has tables that selfattn.BlockMask does not make",
+                )
+                for answer in [
+                    # more in test_fuzz.py
+                    (3,),
+                    ((ONE + 1, 1, np.array([0, 1]), RUNS, 1.0),),  # a class that does not exist
+                    ((ONE, 1, np.array([0, 1]), np.array([[0, 2**62]]), 1.0),),
+                    ((np.array(9), 0, 1.0),),
+                    ((np.array(1), 0, 1.0),) * 5,
+                ]
+            ),
+        ]
+    ),
+]
 
 
 test_bad_input = refusals(*((call, error, re.escape(message)) for call, error, message in BAD))

@@ -115,20 +115,44 @@ def test_infinities_that_stay_do_not_hide_errors():
 
 
 test_what_does_not_fit_is_named = refusals(
-    (lambda: sa.check_vjp(lambda x: (2 * x, lambda dy: 2 * dy[0]), A), AssertionError, r"argument 0 \(x\) has shape \(4,\).*\(3, 4\)"),
-    (lambda: sa.check_vjp(lambda x: (2 * x, lambda dy: (2 * dy).astype(np.float32)), A), AssertionError, "dtype float32"),
-    (lambda: sa.check_vjp(lambda x: (x.astype(np.float32), lambda dy: dy), A), AssertionError, "f returns float32 for float64"),
+    (
+        lambda: sa.check_vjp(lambda x: (2 * x, lambda dy: 2 * dy[0]), A),
+        AssertionError,
+        r"argument 0 \(x\) has shape \(4,\).*\(3, 4\)",
+    ),
+    (
+        lambda: sa.check_vjp(lambda x: (2 * x, lambda dy: (2 * dy).astype(np.float32)), A),
+        AssertionError,
+        "dtype float32",
+    ),
+    (
+        lambda: sa.check_vjp(lambda x: (x.astype(np.float32), lambda dy: dy), A),
+        AssertionError,
+        "f returns float32 for float64",
+    ),
     # a function without names for its arguments
-    (lambda: sa.check_vjp(lambda *x: (x[0] * x[1], lambda dy: (dy * x[1], dy)), A, B), AssertionError, "the gradient of argument 1 is off"),
+    (
+        lambda: sa.check_vjp(lambda *x: (x[0] * x[1], lambda dy: (dy * x[1], dy)), A, B),
+        AssertionError,
+        "the gradient of argument 1 is off",
+    ),
     (lambda: sa.check_vjp(np.sin, A), TypeError, r"f must return \(y, pullback\), not ndarray"),
     (lambda: sa.check_vjp(product, A, A > 0), TypeError, "argument 1 has dtype bool"),
-    (lambda: sa.check_vjp(lambda x: (x, lambda dy: (None, None)), A), ValueError, "no gradient, so there is nothing to check"),
-    (lambda: sa.check_vjp(lambda a, b: (a * b, lambda dy: dy * b), A, B), ValueError, "returns 1 gradients of 1, f has 2 arguments"),
+    (
+        lambda: sa.check_vjp(lambda x: (x, lambda dy: (None, None)), A),
+        ValueError,
+        "no gradient, so there is nothing to check",
+    ),
+    (
+        lambda: sa.check_vjp(lambda a, b: (a * b, lambda dy: dy * b), A, B),
+        ValueError,
+        "returns 1 gradients of 1, f has 2 arguments",
+    ),
     (lambda: sa.check_vjp(product, A, B, eps="small"), TypeError, "eps must be a real number, not 'small'"),
     (lambda: sa.check_vjp(product, A, B, eps=0), ValueError, "eps and rtol must be above 0"),
     (lambda: sa.check_vjp(product, A, B, rtol=-1.0), ValueError, "eps and rtol must be above 0"),
     (lambda: sa.check_vjp(product, A, B, eps=np.nan), ValueError, "eps and rtol must be above 0"),
-)  # fmt: skip
+)
 
 
 def test_the_step_can_be_chosen():

@@ -1,5 +1,6 @@
 """Bad arguments to scaled_dot_product_attention: the exception, what it says, and that nothing was written."""
 
+import inspect
 from decimal import Decimal
 from fractions import Fraction
 
@@ -48,8 +49,8 @@ def test_the_call_itself():
 
 def test_values_that_count_as_not_given():
     q, k, v = random_inputs((3, 4), 5)
-    names = "scale causal window softcap alibi_slopes sinks key_lengths rng out num_threads"
-    nothing = dict.fromkeys(names.split())
+    parameters = list(inspect.signature(attend).parameters.values())
+    nothing = {each.name: None for each in parameters[6:] if each.default is None}
     np.testing.assert_array_equal(attend(q, k, v, None, 0, None, **nothing), attend(q, k, v))
 
 
@@ -106,25 +107,29 @@ class Raises:
         lambda x: sa.scaled_dot_product_attention(x, x, x, num_threads=Raises()),
         lambda x: sa.scaled_dot_product_attention(x, x, x, dropout_p=0.5, rng=Raises()),
         lambda x: sa.scaled_dot_product_attention(x, x, x, scale=Raises()),
-        lambda x: sa.softmax(x, axis=Raises()), lambda x: sa.layer_norm(x, Raises()),
-        lambda x: sa.layer_norm(x, (Raises(),)), lambda x: sa.layer_norm(x, 3, eps=Raises()),
+        lambda x: sa.softmax(x, axis=Raises()),
+        lambda x: sa.layer_norm(x, Raises()),
+        lambda x: sa.layer_norm(x, (Raises(),)),
+        lambda x: sa.layer_norm(x, 3, eps=Raises()),
         lambda x: sa.set_num_threads(Raises()),
     ],
-)  # fmt: skip
+)
 def test_what_an_argument_raises_comes_through(call):
     with pytest.raises(KeyboardInterrupt, match="while it was read"):
         call(np.ones((2, 3)))
 
 
 def test_lengths_that_change_during_a_call():
-    """The call must not read what another thread writes after the check. The test runs in a new process, which could crash."""
+    """The call must not read what another thread writes after the check. The test runs in a new process, which could
+    crash.
+    """
     script = """
     import threading
     import numpy as np
     import selfattn as sa
 
-    q = np.random.default_rng(0).standard_normal((64, 1500, 32), dtype=np.float32)
-    lengths = np.full(64, 100)
+    q = np.random.default_rng(0).standard_normal((16, 150, 32), dtype=np.float32)
+    lengths = np.full(16, 100)
     expected = sa.scaled_dot_product_attention(q, q, q, key_lengths=lengths, num_threads=1)
     stop = threading.Event()
     def change():
@@ -224,15 +229,26 @@ def test_out_that_overlaps_itself(strides):
 @pytest.mark.parametrize(
     "wrong",
     [
-        np.complex64(0.5 + 1j), np.array(0.5 + 1j), np.array(np.timedelta64(3)), np.array("0.5"), np.array(b"0.5"), np.array(Fraction(1, 2), object),
-        np.array("0.5", np.dtypes.StringDType()), np.array(1, "m8[s]"), np.array(True), True, "0.5", b"0.5", 0.5 + 0j,
+        np.complex64(0.5 + 1j),
+        np.array(0.5 + 1j),
+        np.array(np.timedelta64(3)),
+        np.array("0.5"),
+        np.array(b"0.5"),
+        np.array(Fraction(1, 2), object),
+        np.array("0.5", np.dtypes.StringDType()),
+        np.array(1, "m8[s]"),
+        np.array(True),
+        True,
+        "0.5",
+        b"0.5",
+        0.5 + 0j,
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_what_numpy_would_make_a_number_of(name, wrong):
     """Dropping an imaginary part, or reading a text as a number, would give a wrong result without an error."""
     x = random_inputs((2, 5, 4))
-    for function in (attend, sa.reference.scaled_dot_product_attention, sa.attention_steps):
+    for function in (attend, sa.attention_steps):
         with pytest.raises(TypeError, match=f"{name} must be a real number"):
             function(*x, **{name: wrong})
 
@@ -247,3 +263,38 @@ def test_real_numbers_of_any_kind():
             function(x[0], 4, eps=np.complex64(1e-5))
     with pytest.raises(ValueError, match="scale is too large for a float"):
         sa.attention_steps(*x, scale=10**400)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.tri(5, dtype=np.float32), "holds floats 0 and 1"),
+        (np.tri(5), "holds floats 0 and 1"),
+        (~np.tri(5, dtype=bool), "is True where a key comes after the query"),
+    ],
+)
+def test_a_mask_that_probably_means_something_else_is_a_warning_once(mask, message, monkeypatch):
+    monkeypatch.setattr("selfattn._check._warned", set())
+    q = np.ones((2, 5, 4))
+    with pytest.warns(UserWarning, match=message) as caught:
+        sa.scaled_dot_product_attention(q, q, q, mask)
+    assert caught[0].filename == __file__
+    sa.scaled_dot_product_attention(q, q, q, mask)  # a warning would be an error
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        np.zeros((5, 5)),
+        np.ones((5, 5)),
+        np.where(np.tri(5), 0, -np.inf),
+        np.tri(5) * 0.5,
+        np.tri(5, dtype=bool),
+        ~np.tri(5, k=1, dtype=bool),
+        ~np.tri(5, k=-1, dtype=bool),
+        np.zeros((5, 5), bool),
+    ],
+)
+def test_other_masks_are_no_warning(mask, monkeypatch):
+    monkeypatch.setattr("selfattn._check._warned", set())
+    sa.scaled_dot_product_attention(*[np.ones((2, 5, 4))] * 3, mask)

@@ -3,6 +3,7 @@
 `HYPOTHESIS_PROFILE=thorough pytest tests/attention/test_fuzz.py` tries many more.
 """
 
+import inspect
 from functools import reduce
 from itertools import pairwise
 from operator import and_
@@ -10,10 +11,21 @@ from operator import and_
 import numpy as np
 import pytest
 from bad_calls import with_tables
+from before_tests import examples
 from gradients import FIELDS, PER_HEAD, assert_gradients, everything, gradients
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
-from inputs import BFLOAT16, BLOCK_MASKS, FLOATS, LAYOUTS, normal, random_mask, unaligned
+from inputs import (
+    BFLOAT16,
+    BLOCK_MASKS,
+    FLOATS,
+    LAYOUTS,
+    OPTIONS,
+    OTHERS,
+    normal,
+    random_mask,
+    unaligned,
+)
 from instruction_sets import using
 from tolerances import assert_results, truth
 
@@ -21,7 +33,13 @@ import selfattn as sa
 from selfattn import _core
 
 attend = sa.scaled_dot_product_attention
-THOROUGH = settings().max_examples > 1000
+DRAWN = {
+    "scale",
+    "softcap",
+    *PER_HEAD,
+    "key_lengths",
+    "dropout",
+}  # options of which `problems` draws more values
 SIZES = st.one_of(
     st.integers(0, 9), st.sampled_from([15, 16, 17, 31, 33, 47, 48, 49, 63, 64, 65, 127, 129, 200])
 )
@@ -111,10 +129,13 @@ def problems(draw):
             "dropout_p": draw(st.sampled_from([0, 0.0, 0.1, 0.5, 0.999, 1, np.float32(1)])),
             "rng": draw(st.integers(0, 2**70)),
         }
+    for name in sorted({*OTHERS} - DRAWN):
+        if draw(st.integers(0, 2)) == 0:
+            options |= OPTIONS[name](lead, n_queries, n_keys, rng)
     return arrays, options
 
 
-@settings(max_examples=20_000 if THOROUGH else 600)
+@examples(300)
 @given(problems(), st.sampled_from(_core.available_isas()), st.sampled_from([None, 1, 2, 5]), st.data())
 def test_good_arguments_agree_with_the_reference(problem, isa, num_threads, data):
     arrays, options = problem
@@ -132,7 +153,7 @@ def test_good_arguments_agree_with_the_reference(problem, isa, num_threads, data
     np.testing.assert_equal(given_arrays, before)
 
 
-@settings(max_examples=10_000 if THOROUGH else 300)
+@examples(120)
 @given(problems(), st.sampled_from(_core.available_isas()), st.sampled_from([None, 1, 2, 5]), st.data())
 def test_gradients_agree_with_the_reference(problem, isa, num_threads, data):
     arrays, options = problem
@@ -158,9 +179,13 @@ def test_gradients_agree_with_the_reference(problem, isa, num_threads, data):
 NUMBERS = st.one_of(
     st.integers(-3, 9),
     st.sampled_from([2**31, 2**63, -(2**63), 2**64, 10**400, 1e308, 5e-324]),
-    st.floats(), st.complex_numbers(), st.booleans(),
-    st.sampled_from([np.float32(0.5), np.int8(2), np.True_, np.array(3.0), np.array([1.0]), np.datetime64("nat")]),
-)  # fmt: skip
+    st.floats(),
+    st.complex_numbers(),
+    st.booleans(),
+    st.sampled_from(
+        [np.float32(0.5), np.int8(2), np.True_, np.array(3.0), np.array([1.0]), np.datetime64("nat")]
+    ),
+)
 DTYPES = [
     *["f2", "f4", "f8", "i1", "u8", "?", "c8", "O", "U2", "S3", "M8[s]", "m8[s]", "g", "V4", ">f4", ">i2"],
     BFLOAT16,
@@ -204,9 +229,16 @@ def arrays_that_nearly_fit(draw):
 
 
 ANYTHING = st.one_of(
-    any_arrays(), NUMBERS, st.none(), st.text(max_size=3), st.sampled_from(["upper_left", "lower_right", object(), ()]),
-    st.binary(max_size=2), st.lists(NUMBERS, max_size=3), st.tuples(NUMBERS, NUMBERS), st.builds(np.random.default_rng),
-)  # fmt: skip
+    any_arrays(),
+    NUMBERS,
+    st.none(),
+    st.text(max_size=3),
+    st.sampled_from(["upper_left", "lower_right", object(), ()]),
+    st.binary(max_size=2),
+    st.lists(NUMBERS, max_size=3),
+    st.tuples(NUMBERS, NUMBERS),
+    st.builds(np.random.default_rng),
+)
 
 
 # ----------------------------------------------------------------------------------------- tables of block masks
@@ -234,11 +266,19 @@ def table_of_runs(rng):
 FAR = [-(2**63), -1, 0, 1, S + 1, 2**40, 2**60, 2**60 + 1, 2**62, 2**63 - 1]
 WRONG = [np.nan, -0.1, 1.1, np.inf, None, (), [3], "x", 2**63, np.int64(1), np.zeros(3, np.int64)]
 OTHERWISE = [
-    lambda x: x[..., :-1], lambda x: x[:-1], lambda x: x[::-1], lambda x: x[None],
-    lambda x: np.concatenate([x, x], axis=-1), lambda x: np.concatenate([x, x], axis=0),
-    lambda x: np.broadcast_to(x, (2, *x.shape)), lambda x: x.astype(np.int32), lambda x: x.astype(">i8"),
-    lambda x: x.astype("M8[s]"), unaligned, np.ndarray.tolist,
-]  # fmt: skip
+    lambda x: x[..., :-1],
+    lambda x: x[:-1],
+    lambda x: x[::-1],
+    lambda x: x[None],
+    lambda x: np.concatenate([x, x], axis=-1),
+    lambda x: np.concatenate([x, x], axis=0),
+    lambda x: np.broadcast_to(x, (2, *x.shape)),
+    lambda x: x.astype(np.int32),
+    lambda x: x.astype(">i8"),
+    lambda x: x.astype("M8[s]"),
+    unaligned,
+    np.ndarray.tolist,
+]
 
 
 def spoil(draw, table):
@@ -296,10 +336,12 @@ def meaning(tables):
     return opened
 
 
-@settings(max_examples=20_000 if THOROUGH else 800)
+@examples(300)
 @given(any_tables(), st.sampled_from(_core.available_isas()), st.sampled_from([1, 2]))
 def test_tables_of_block_masks_are_refused_or_mean_what_they_say(tables, isa, num_threads):
-    """The core does not read beyond tables: accepted tables act as the dense mask of the same keys, forward and backward."""
+    """The core does not read beyond tables: accepted tables act as the dense mask of the same keys, forward and
+    backward.
+    """
     arrays = np.random.default_rng(0).standard_normal((3, 2, L, 8))
     query, key, value = arrays[0], *np.random.default_rng(1).standard_normal((2, 2, S, 8))
     call = {"block_mask": with_tables(tables), "num_threads": num_threads}
@@ -323,21 +365,27 @@ def test_tables_of_block_masks_are_refused_or_mean_what_they_say(tables, isa, nu
             np.testing.assert_allclose(got, expected, rtol=0, atol=130 * 100 * 2.0**-52)
 
 
-OPTION_NAMES = [
-    "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "causal", "window", "softcap", "alibi_slopes",
-    "sinks", "key_lengths", "block_mask", "rng", "return_lse", "return_weights", "out", "num_threads",
-]  # fmt: skip
+OPTION_NAMES = list(inspect.signature(attend).parameters)[3:]
 MASK_SIZES = st.tuples(st.sampled_from([(), (2,), (3,)]), st.integers(2, 4), st.integers(4, 6))  # some fit
 LIKELY = {
-    "dropout_p": NUMBERS, "scale": NUMBERS, "softcap": NUMBERS, "num_threads": NUMBERS, "rng": NUMBERS,
-    "block_mask": st.one_of(MASK_SIZES.flatmap(lambda sizes: block_masks(*sizes)), st.builds(with_tables, any_tables())),
-    "window": st.tuples(NUMBERS, NUMBERS), "key_lengths": st.lists(st.integers(-1, 6), max_size=3),
-    "out": st.sampled_from([np.zeros((2, 3, 6), np.float32), np.zeros((2, 3, 6)), np.zeros((3, 6), np.float16)]),
-}  # fmt: skip
+    "dropout_p": NUMBERS,
+    "scale": NUMBERS,
+    "softcap": NUMBERS,
+    "num_threads": NUMBERS,
+    "rng": NUMBERS,
+    "block_mask": st.one_of(
+        MASK_SIZES.flatmap(lambda sizes: block_masks(*sizes)), st.builds(with_tables, any_tables())
+    ),
+    "window": st.tuples(NUMBERS, NUMBERS),
+    "key_lengths": st.lists(st.integers(-1, 6), max_size=3),
+    "out": st.sampled_from(
+        [np.zeros((2, 3, 6), np.float32), np.zeros((2, 3, 6)), np.zeros((3, 6), np.float16)]
+    ),
+}
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=30_000 if THOROUGH else 1500)
+@examples(700)
 @given(
     st.one_of(arrays_that_nearly_fit(), arrays_that_nearly_fit(), st.lists(ANYTHING, max_size=7)),
     st.dictionaries(st.sampled_from(OPTION_NAMES), st.none(), max_size=4),

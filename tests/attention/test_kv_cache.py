@@ -8,7 +8,8 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from before_tests import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from inputs import FLOAT_IDS, FLOATS
 from leaks import peak_memory
@@ -45,7 +46,7 @@ def histories(draw):
     return batch, np.array(steps), draw(st.fixed_dictionaries({}, optional=options))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(histories(), st.integers(0, 2**32 - 1))
 def test_sequences_of_different_lengths_are_as_if_each_were_alone(history, seed):
     batch, steps, options = history
@@ -243,15 +244,46 @@ Q = np.zeros((2, 4, 3, 8), np.float32)
         (lambda c: sa.KVCache(0, 1, 1), ValueError, "batch_size must be at least 1, not 0"),
         (lambda c: sa.KVCache(1, True, 1), TypeError, "num_kv_heads must be an int, not True"),
         (lambda c: sa.KVCache(1, 1, 8.0), TypeError, "head_dim must be an int, not 8.0"),
-        (lambda c: sa.KVCache(1, 1, 8, dtype=int), TypeError, "dtype must be float16, bfloat16, float32 or float64"),
-        (lambda c: sa.KVCache(1, 1, 8, dtype=None), TypeError, "dtype must be float16, bfloat16, float32 or float64, got None"),
-        (lambda c: sa.KVCache(1, 1, 8, dtype="(2,"), TypeError, "dtype must be float16, bfloat16, float32 or float64, got '(2,'"),
-        (lambda c: sa.KVCache(1, 1, 8, dtype=[1]), TypeError, "dtype must be float16, bfloat16, float32 or float64, got [1]"),
-        (lambda c: sa.KVCache(2**70, 1, 8), MemoryError, "cannot allocate 9444732965739290427392 bytes for int64 of shape"),
-        (lambda c: sa.KVCache(1, 2**40, 2**40), MemoryError, "cannot allocate 0 bytes for float32 of shape (1, 1099511627776, 0,"),
-        (lambda c: sa.KVCache(1, 1, 8, dtype=">f4"), TypeError, "dtype must be in native byte order, got >f4"),
-        (lambda c: sa.KVCache(2, 2, 8, dtype="bfloat16").append(K.astype(np.float16), K), TypeError,
-         "key is float16, which a cache of bfloat16 does not hold without loss"),
+        (
+            lambda c: sa.KVCache(1, 1, 8, dtype=int),
+            TypeError,
+            "dtype must be float16, bfloat16, float32 or float64",
+        ),
+        (
+            lambda c: sa.KVCache(1, 1, 8, dtype=None),
+            TypeError,
+            "dtype must be float16, bfloat16, float32 or float64, got None",
+        ),
+        (
+            lambda c: sa.KVCache(1, 1, 8, dtype="(2,"),
+            TypeError,
+            "dtype must be float16, bfloat16, float32 or float64, got '(2,'",
+        ),
+        (
+            lambda c: sa.KVCache(1, 1, 8, dtype=[1]),
+            TypeError,
+            "dtype must be float16, bfloat16, float32 or float64, got [1]",
+        ),
+        (
+            lambda c: sa.KVCache(2**70, 1, 8),
+            MemoryError,
+            "cannot allocate 9444732965739290427392 bytes for int64 of shape",
+        ),
+        (
+            lambda c: sa.KVCache(1, 2**40, 2**40),
+            MemoryError,
+            "cannot allocate 0 bytes for float32 of shape (1, 1099511627776, 0,",
+        ),
+        (
+            lambda c: sa.KVCache(1, 1, 8, dtype=">f4"),
+            TypeError,
+            "dtype must be in native byte order, got >f4",
+        ),
+        (
+            lambda c: sa.KVCache(2, 2, 8, dtype="bfloat16").append(K.astype(np.float16), K),
+            TypeError,
+            "key is float16, which a cache of bfloat16 does not hold without loss",
+        ),
         (lambda c: c.append(K[:1], V), ValueError, "key must have shape (2, 2, n, 8), got (1, 2, 3, 8)"),
         (lambda c: c.append(K, K), ValueError, "value must have shape (2, 2, n, 5), got (2, 2, 3, 8)"),
         (lambda c: c.append(K, V[:, :, :1]), ValueError, "differ in how many tokens they bring"),
@@ -259,17 +291,25 @@ Q = np.zeros((2, 4, 3, 8), np.float32)
         (lambda c: c.append(K, V.astype(bool)), TypeError, "value is bool, which a cache of float32"),
         (lambda c: c.append(np.ma.array(K), V), TypeError, "key is a MaskedArray"),
         (lambda c: c.append(K, V, lengths=[1.0, 2.0]), TypeError, "lengths must be integers, got float64"),
-        (lambda c: c.append(K, V, lengths=[4, 0]), ValueError, "lengths must be between 0 and n = 3, got [4, 0]"),
+        (
+            lambda c: c.append(K, V, lengths=[4, 0]),
+            ValueError,
+            "lengths must be between 0 and n = 3, got [4, 0]",
+        ),
         (lambda c: c.append(K, V, lengths=[1]), ValueError, "lengths must have shape (2,) or (), got (1,)"),
         (lambda c: c.attend(Q, K), ValueError, "one of them is missing"),
-        (lambda c: c.attend(Q[:, :3], K, V), ValueError, "query must have shape (2, a multiple of 2, n, 8), got (2, 3, 3, 8)"),
+        (
+            lambda c: c.attend(Q[:, :3], K, V),
+            ValueError,
+            "query must have shape (2, a multiple of 2, n, 8), got (2, 3, 3, 8)",
+        ),
         (lambda c: c.attend(Q[:, :, :2], K, V), ValueError, "differ in how many tokens they bring"),
         (lambda c: c.attend(Q, K, V, softcap=-1), ValueError, "softcap"),
         (lambda c: c.attend(Q, K, V, window=3), TypeError, "window"),
         (lambda c: c.truncate([4, 0]), ValueError, "lengths must be between 0 and [3, 2], got [4, 0]"),
         (lambda c: c.reorder([0, 2]), ValueError, "indices must be between 0 and 1, got [0, 2]"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_says_what_is_wrong_and_changes_nothing(call, error, message):
     cache = sa.KVCache(2, 2, 8, value_dim=5)
     cache.append(K + 1, V + 1, lengths=[3, 2])

@@ -1,4 +1,6 @@
-"""merge_attention: attention over parts of the keys, here or in other processes, merged, is attention over all of them."""
+"""merge_attention: attention over parts of the keys, here or in other processes, merged, is attention over all of
+them.
+"""
 
 import concurrent.futures
 import itertools
@@ -6,7 +8,8 @@ import multiprocessing
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from before_tests import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from inputs import BFLOAT16, FLOAT_IDS, FLOATS, random_inputs
 from refusals import refusals
@@ -31,9 +34,14 @@ def test_parts_of_the_keys_make_the_whole(merge, dtype, owner):
     sinks, parts = np.array([0.7, -0.2]), []
     for n, (a, b) in enumerate(itertools.pairwise([0, 3, 3, 4, 15, 20])):
         out, lse = reference.scaled_dot_product_attention(
-            query, key[:, a:b], value[:, a:b], mask[..., a:b], sinks=sinks if n == owner else None,
-            return_lse=True, compute_dtype=np.float64,
-        )  # fmt: skip
+            query,
+            key[:, a:b],
+            value[:, a:b],
+            mask[..., a:b],
+            sinks=sinks if n == owner else None,
+            return_lse=True,
+            compute_dtype=np.float64,
+        )
         parts.append((out.astype(dtype), lse.astype(np.float64 if dtype == np.float64 else np.float32)))
     whole = truth(query, key, value, mask, sinks=sinks)
     out, lse = merge(*zip(*parts, strict=True))
@@ -121,14 +129,22 @@ test_errors_name_the_part_and_the_shapes = refusals(
     (lambda: sa.merge_attention(None, None), TypeError, "outs must be a sequence of arrays, got NoneType"),
     (lambda: sa.merge_attention_vjp([ONES], 3), TypeError, "lses must be a sequence of arrays, got int"),
     (lambda: sa.merge_attention([ONES] * 2, [np.ones(3)]), ValueError, "2 outs but 1 lses"),
-    (lambda: sa.merge_attention([ONES, np.ones((3, 5))], [np.ones(3)] * 2), ValueError, r"outs\[1\] has shape \(3, 5\)"),
-    (lambda: sa.merge_attention([ONES] * 2, [np.ones(3), np.ones(4)]), ValueError, r"lses\[1\] has shape \(4,\)"),
+    (
+        lambda: sa.merge_attention([ONES, np.ones((3, 5))], [np.ones(3)] * 2),
+        ValueError,
+        r"outs\[1\] has shape \(3, 5\)",
+    ),
+    (
+        lambda: sa.merge_attention([ONES] * 2, [np.ones(3), np.ones(4)]),
+        ValueError,
+        r"lses\[1\] has shape \(4,\)",
+    ),
     (lambda: sa.merge_attention([ONES], [np.ones((3, 1))]), ValueError, r"lses\[0\] has shape \(3, 1\)"),
     (lambda: sa.merge_attention([np.ones(3)], [np.ones(())]), ValueError, "2 dims"),
     (lambda: sa.merge_attention([ONES > 0], [np.ones(3)]), TypeError, r"outs\[0\].*bool"),
     (lambda: sa.merge_attention([ONES], [np.ones(3, complex)]), TypeError, r"lses\[0\].*complex"),
     (lambda: sa.merge_attention([np.ma.ones((3, 4))], [np.ones(3)]), TypeError, "MaskedArray"),
-)  # fmt: skip
+)
 
 
 def attend(query, key, value, mask, sinks):
@@ -148,9 +164,12 @@ def in_shards(run, cuts, arrays, mask, sinks, owner, d_out, d_lse):
     query, key, value = arrays
     shards = [slice(a, b) for a, b in itertools.pairwise(cuts)]
     each = (
-        [query] * len(shards), [key[..., s, :] for s in shards], [value[..., s, :] for s in shards],
-        [mask[..., s] for s in shards], [sinks if n == owner else None for n in range(len(shards))],
-    )  # fmt: skip
+        [query] * len(shards),
+        [key[..., s, :] for s in shards],
+        [value[..., s, :] for s in shards],
+        [mask[..., s] for s in shards],
+        [sinks if n == owner else None for n in range(len(shards))],
+    )
     parts = list(run(attend, *each))
     (out, lse), pullback = sa.merge_attention_vjp(*zip(*parts, strict=True))
     found = list(run(gradients, *each, *pullback(d_out, d_lse)))
@@ -226,7 +245,7 @@ def problems(draw):
     return cuts, (query, key, value), mask, sinks, owner, d_out, np.where(dead, 0, d_lse), d_lse
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(problems())
 def test_any_split_over_keys(problem):
     cuts, arrays, mask, sinks, owner, d_out, d_lse, given_d_lse = problem

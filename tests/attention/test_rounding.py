@@ -6,7 +6,7 @@ from inputs import BFLOAT16, FLOAT_IDS, FLOATS
 
 import selfattn as sa
 from selfattn import _core
-from selfattn.functional._gradients import rounded
+from selfattn.functional._gradients import to_dtype
 
 
 def attend_evenly(values, n_queries):
@@ -40,12 +40,12 @@ def test_gradients_are_rounded_as_numpy_rounds(dtype):
         expected = x.astype(dtype)
     nan = np.isnan(x)
     for threads in (1, 2, 3):
-        got = rounded(x, dtype, threads)
+        got = to_dtype(x, dtype, threads)
         assert got.dtype == dtype and got.shape == x.shape
         assert (got.view(np.uint16) == expected.view(np.uint16))[~nan].all()
         assert np.isnan(got.astype(np.float32)[nan]).all()
     for n in (5, 32769):
-        assert rounded(x.ravel()[:n], dtype, None).tobytes() == got.ravel()[:n].tobytes()
+        assert to_dtype(x.ravel()[:n], dtype, None).tobytes() == got.ravel()[:n].tobytes()
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 32768, 65537, 100_003])
@@ -59,8 +59,8 @@ def test_rounding_ends_where_the_array_ends(n):
 
 def test_what_needs_no_rounding_is_returned_as_it_is():
     x = np.ones((3, 4), np.float32)
-    assert rounded(x, np.dtype(np.float32), None) is x
-    assert rounded(x.T, np.dtype(np.float16), None).dtype == np.float16
+    assert to_dtype(x, np.dtype(np.float32), None) is x
+    assert to_dtype(x.T, np.dtype(np.float16), None).dtype == np.float16
     with pytest.raises(TypeError, match="16 bits"):
         _core._narrow(x, np.empty((3, 5), np.float16), 1)
 

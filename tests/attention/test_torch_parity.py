@@ -1,7 +1,8 @@
-"""The same numbers as PyTorch in float64, of the reference and of the core: results, log-sum-exp and gradients with each option.
+"""The same numbers as PyTorch in float64, of the reference and of the core: results, log-sum-exp and gradients with
+each option.
 
-PyTorch's own samples, of shapes, masks, grouped queries and all dtypes: test_opinfo.py. Here are options that these leave out:
-`torch.nn.functional` where it has them, else a few lines of PyTorch's operations, which autograd differentiates.
+`torch.nn.functional` where it has an option, else a few lines of PyTorch's operations, which autograd differentiates.
+Masks, shapes, operations on rows: test_onnx_cases.py; layers: tests/nn/test_every_layer.py.
 """
 
 import numpy as np
@@ -29,7 +30,8 @@ def tensor(x):
 
 
 def assert_same(function, inputs, options, attend):
-    """Compare results and the gradients of all float inputs with those of `attend`, which takes the same inputs as tensors.
+    """Compare results and the gradients of all float inputs with those of `attend`, which takes the same inputs as
+    tensors.
 
     Gradients may be off by no more than 1e-12 of the largest, either.
     """
@@ -110,32 +112,41 @@ SLOPES, SINKS, LENGTHS = 0.5 ** np.arange(1.0, 5.0), np.array([0.5, -3.0, 2.0, 0
 
 # Name -> more arrays that get gradients; the other options; how `written_out` takes them.
 WRITTEN = {
+    "plain": ({}, {}, {}),
+    "causal": ({}, {"is_causal": True}, {"allowed": lambda i, j: j <= i}),
     "softcap": ({}, {"softcap": 1.5}, {"softcap": 1.5}),
     "window": ({}, {"window": (2, 1)}, {"allowed": lambda i, j: (j >= i - 2) & (j <= i + 1)}),
     "causal window": (
-        {}, {"window": (2, None), "causal": "upper_left"}, {"allowed": lambda i, j: (j >= i - 2) & (j <= i)},
+        {},
+        {"window": (2, None), "causal": "upper_left"},
+        {"allowed": lambda i, j: (j >= i - 2) & (j <= i)},
     ),
     "causal, lower right": ({}, {"causal": "lower_right"}, {"offset": 2, "allowed": lambda i, j: j <= i}),
     "key lengths": (
-        {}, {"key_lengths": LENGTHS[:, None]}, {"allowed": lambda i, j: (j < tensor(LENGTHS)[:, None])[:, None, None]},
+        {},
+        {"key_lengths": LENGTHS[:, None]},
+        {"allowed": lambda i, j: (j < tensor(LENGTHS)[:, None])[:, None, None]},
     ),
     "alibi": ({"alibi_slopes": SLOPES}, {}, {}),
     "alibi of each head of a batch": ({"alibi_slopes": np.outer([1.0, -0.5], SLOPES)}, {}, {}),
     "alibi, lower right window": (
-        {"alibi_slopes": SLOPES}, {"window": (3, 0), "causal": "lower_right"},
+        {"alibi_slopes": SLOPES},
+        {"window": (3, 0), "causal": "lower_right"},
         {"offset": 2, "allowed": lambda i, j: (j >= i - 3) & (j <= i)},
     ),
     "sinks": ({"sinks": SINKS}, {}, {}),
     "sinks of each head of a batch": ({"sinks": np.linspace(-2.0, 2.0, 8).reshape(2, 4)}, {}, {}),
     "a number for all keys in the mask, and sinks": (
-        {"attn_mask": np.linspace(-1.0, 1.0, 5)[:, None], "sinks": SINKS}, {}, {},
+        {"attn_mask": np.linspace(-1.0, 1.0, 5)[:, None], "sinks": SINKS},
+        {},
+        {},
     ),
     "all": (
         {"attn_mask": np.linspace(-1.0, 1.0, 70).reshape(2, 1, 5, 7), "alibi_slopes": SLOPES, "sinks": SINKS},
         {"softcap": 2.5, "window": (3, 2)},
         {"softcap": 2.5, "allowed": lambda i, j: (j >= i - 3) & (j <= i + 2)},
     ),
-}  # fmt: skip
+}
 
 
 @functions

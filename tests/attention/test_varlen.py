@@ -7,8 +7,9 @@ import inputs
 import numpy as np
 import pytest
 from bad_calls import BAD_PACKED, PACKED
+from before_tests import examples
 from gradients import PER_HEAD
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from inputs import BFLOAT16, FLOAT_IDS, FLOATS, LAYOUTS, normal, random_mask
 from numpy.testing import assert_allclose, assert_array_equal
@@ -51,7 +52,9 @@ def masks(kind):
 
 RNG = np.random.default_rng(2)
 OF_EACH = {"bool_mask", "float_mask", "key_lengths"}  # options that differ between sequences
-OPTIONS = {name: make((HEADS,), 0, 0, RNG) for name, make in inputs.OPTIONS.items() if name not in OF_EACH} | {
+OPTIONS = {
+    name: make((HEADS,), 0, 0, RNG) for name, make in inputs.OPTIONS.items() if name not in OF_EACH
+} | {
     "bool_mask": {"attn_mask": masks(np.bool_)},
     "float_mask": {"attn_mask": masks(np.float32)},
     "left_window, lower_right": {"window": (17, None), "causal": "lower_right"},
@@ -60,11 +63,14 @@ OPTIONS = {name: make((HEADS,), 0, 0, RNG) for name, make in inputs.OPTIONS.item
     "sinks_of_sequences": {"sinks": RNG.standard_normal((len(LENGTHS_Q), 1))},
     "gqa": {"enable_gqa": True},
     "everything": {
-        "attn_mask": masks(np.float32), "causal": "lower_right", "window": (60, 30), "softcap": 2.0,
-        "alibi_slopes": RNG.random((len(LENGTHS_Q), HEADS)) / 4, "sinks": RNG.standard_normal(HEADS),
-        "scale": 0.4, "dropout_p": 0.2, "rng": 3, "enable_gqa": True,
+        **inputs.options_together(sorted({*inputs.OTHERS} - OF_EACH), (HEADS,), 0, 0, RNG),
+        "attn_mask": masks(np.float32),
+        "causal": "lower_right",
+        "window": (60, 30),
+        "alibi_slopes": RNG.random((len(LENGTHS_Q), HEADS)) / 4,
+        "enable_gqa": True,
     },
-}  # fmt: skip
+}
 
 
 def arguments_for(options, **how):
@@ -120,7 +126,7 @@ def assert_bits_of_own_calls(arguments, options, wrt=None, num_threads=None):
         for name, found in sums.items():
             found.append(getattr(of_one, name))
     for name, found in sums.items():
-        total = reference.arguments.sum_to_shape(np.array(found), options[name].shape)
+        total = reference.arrays.sum_to_shape(np.array(found), options[name].shape)
         assert getattr(grads, name).shape == options[name].shape
         assert_allclose(getattr(grads, name), total, rtol=1e-12, atol=1e-12)
 
@@ -224,10 +230,16 @@ def test_layouts(layout, dtype):
 @pytest.mark.parametrize(
     ("lengths_q", "lengths_k", "how"),
     [
-        ([], [], {}), ([0], [0], {}), ([0, 0], [3, 0], {}), ([2], [0], {}), ([3, 2], [1, 2], {"heads": 0, "key_heads": 0}),
-        ([3, 2], [1, 2], {"width": 0}), ([3, 2], [1, 2], {"v_width": 0}), ([1], [1], {"width": 1, "v_width": 1, "heads": 1}),
+        ([], [], {}),
+        ([0], [0], {}),
+        ([0, 0], [3, 0], {}),
+        ([2], [0], {}),
+        ([3, 2], [1, 2], {"heads": 0, "key_heads": 0}),
+        ([3, 2], [1, 2], {"width": 0}),
+        ([3, 2], [1, 2], {"v_width": 0}),
+        ([1], [1], {"width": 1, "v_width": 1, "heads": 1}),
     ],
-)  # fmt: skip
+)
 def test_nothing_is_legal(lengths_q, lengths_k, how):
     arguments = packed(lengths_q, lengths_k, **how)
     sinks = np.ones(arguments[0].shape[1])
@@ -270,10 +282,14 @@ def test_errors_of_the_vjp():
     for changes, kind, message in [
         ({"wrt": "weights"}, ValueError, "wrt may name query"),
         ({"wrt": "sinks"}, ValueError, "wrt names sinks, which was not given"),
-        ({"wrt": "attn_mask", "attn_mask": [None, np.ones((3, 4), bool)]}, ValueError, r"attn_mask\[1\] is boolean"),
+        (
+            {"wrt": "attn_mask", "attn_mask": [None, np.ones((3, 4), bool)]},
+            ValueError,
+            r"attn_mask\[1\] is boolean",
+        ),
         ({"return_weights": True}, TypeError, "unexpected keyword argument 'return_weights'"),
         ({"key_lengths": [1, 2]}, TypeError, "unexpected keyword argument 'key_lengths'"),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(kind, match=message):
             vjp(**(PACKED | changes))
     out, pullback = vjp(Q, K, V, ROWS, KEYS)
@@ -300,7 +316,7 @@ def hostile_offsets(draw):
     )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(hostile_offsets(), hostile_offsets())
 def test_offsets_of_any_kind(rows, keys):
     def right(x, total):

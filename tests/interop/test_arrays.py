@@ -1,4 +1,5 @@
-"""Arrays of other libraries: the bits of the plain call, in their own memory, and errors that name the way; capsules of DLPack."""
+"""Arrays of other libraries: the bits of the plain call, in their own memory, and errors that name the way; capsules
+of DLPack."""
 
 import gc
 import re
@@ -44,11 +45,26 @@ def test_capsules_of_bfloat16(old, monkeypatch):
 def test_hostile_capsules(monkeypatch):
     x, far = np.ones((2, 3, 4), BFLOAT16), (2**62, 1, 1)
     for change in (
-        {"data": 0}, {"major": 2}, {"name": b"dltensor2"}, {"name": b"used_dltensor"}, {"device": 4}, {"lanes": 4}, {"bits": 8},
-        {"code": 12}, {"shape": None}, {"ndim": 65, "shape": [1] * 65, "strides": [1] * 65}, {"ndim": 2**31 - 1}, {"ndim": -1}, {"strides": far}, {"offset": 2**64 - 1},
-        {"strides": (-(2**63), 1, 1)}, {"shape": far}, {"shape": far, "strides": None}, {"shape": (2, -1, 4)},
+        {"data": 0},
+        {"major": 2},
+        {"name": b"dltensor2"},
+        {"name": b"used_dltensor"},
+        {"device": 4},
+        {"lanes": 4},
+        {"bits": 8},
+        {"code": 12},
+        {"shape": None},
+        {"ndim": 65, "shape": [1] * 65, "strides": [1] * 65},
+        {"ndim": 2**31 - 1},
+        {"ndim": -1},
+        {"strides": far},
+        {"offset": 2**64 - 1},
+        {"strides": (-(2**63), 1, 1)},
+        {"shape": far},
+        {"shape": far, "strides": None},
+        {"shape": (2, -1, 4)},
         {"shape": (2**31, 2**31, 2**31), "strides": None},
-    ):  # fmt: skip
+    ):
         given = Library(x, **change)
         with pytest.raises((TypeError, ValueError, BufferError)):
             sa.softmax(given)
@@ -107,8 +123,10 @@ def results(to, dtype):
     layer.load_state_dict({"weight": x})
     sa.optim.SGD({"weight": layer.weight}, 0.1).step({"weight": y})
     yield layer.weight
-    yield from (similarities("cosine", x, y), reference.softmax(x), sa.attention_steps(x, y, w).output)
-    yield from reference.scaled_dot_product_attention_vjp(x, y, w)[1](x)[:3]
+    yield from (similarities("cosine", x, y), sa.attention_steps(x, y, w).output)
+    if dtype != BFLOAT16:  # NumPy alone reads no bfloat16 of other libraries
+        yield reference.softmax(x)
+        yield from reference.scaled_dot_product_attention_vjp(x, y, w)[1](x)[:3]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
@@ -143,12 +161,18 @@ def test_tensors_that_numpy_cannot_read():
         sa.softmax(torch.ones(2).as_subclass(odd))
     x, short = torch.ones(2, 3), torch.ones(2, 3).bfloat16()
     for tensor, way in (
-        (x.clone().requires_grad_(), "x.detach()"), (short.clone().requires_grad_(), "x.detach()"), (x.to("meta"), "x.cpu()"),
-        (short.to("meta"), "x.cpu()"), (x.to_sparse(), "x.to_dense()"), (torch._neg_view(x), "x.resolve_neg()"),
-        (torch._neg_view(short), "x.resolve_neg()"), (torch.zeros(2, dtype=torch.complex64).conj(), "resolve_conj()"),
-        (torch.quantize_per_tensor(x, 1.0, 0, torch.qint8), "x.dequantize()"), (x.to(torch.float8_e5m2), "x.float()"),
+        (x.clone().requires_grad_(), "x.detach()"),
+        (short.clone().requires_grad_(), "x.detach()"),
+        (x.to("meta"), "x.cpu()"),
+        (short.to("meta"), "x.cpu()"),
+        (x.to_sparse(), "x.to_dense()"),
+        (torch._neg_view(x), "x.resolve_neg()"),
+        (torch._neg_view(short), "x.resolve_neg()"),
+        (torch.zeros(2, dtype=torch.complex64).conj(), "resolve_conj()"),
+        (torch.quantize_per_tensor(x, 1.0, 0, torch.qint8), "x.dequantize()"),
+        (x.to(torch.float8_e5m2), "x.float()"),
         (torch.nested.nested_tensor([x, x]), "x.to_padded_tensor(0.0)"),
-    ):  # fmt: skip
-        for function in (sa.softmax, reference.softmax, nn.Linear(3, 2)):
+    ):
+        for function in (sa.softmax, nn.Linear(3, 2)):
             with pytest.raises((TypeError, RuntimeError), match=f"NumPy cannot read x, .*{re.escape(way)}"):
                 function(tensor)

@@ -19,11 +19,18 @@ MASK, ROWS, W = RNG.standard_normal((5, 5)), RNG.standard_normal((5, 2, 4)), RNG
 CALLS = {
     "scaled_dot_product_attention": ((Q, K, V, MASK), {"is_causal": True, "softcap": 2.0}),
     "additive_attention": ((Q, K, V, W[0], W[1], W[2, 0]), {}),
-    "varlen_attention": ((ROWS, ROWS, ROWS), {"cu_seqlens_q": [0, 2, 5], "cu_seqlens_k": [0, 2, 5], "return_lse": True}),
-    "merge_attention": (([Q, K], (Q[..., 0], K[..., 0])), {}), "softmax": ((Q,), {"axis": 1}),
-    "apply_rotary_emb": ((Q, Q[0, :, :2], K[0, :, :2]), {}), "log_softmax": ((Q,), {}), "gelu": ((Q,), {"approximate": "tanh"}),
-    "layer_norm": ((Q,), {"normalized_shape": 4}), "rms_norm": ((Q,), {"normalized_shape": 4, "eps": 1e-3}),
-}  # fmt: skip
+    "varlen_attention": (
+        (ROWS, ROWS, ROWS),
+        {"cu_seqlens_q": [0, 2, 5], "cu_seqlens_k": [0, 2, 5], "return_lse": True},
+    ),
+    "merge_attention": (([Q, K], (Q[..., 0], K[..., 0])), {}),
+    "softmax": ((Q,), {"axis": 1}),
+    "apply_rotary_emb": ((Q, Q[0, :, :2], K[0, :, :2]), {}),
+    "log_softmax": ((Q,), {}),
+    "gelu": ((Q,), {"approximate": "tanh"}),
+    "layer_norm": ((Q,), {"normalized_shape": 4}),
+    "rms_norm": ((Q,), {"normalized_shape": 4, "eps": 1e-3}),
+}
 
 
 def check_grads(f, *arguments):

@@ -1,24 +1,17 @@
 """Dask: attention over chunks is attention, whatever the chunks, the scheduler and the number of workers."""
 
-import contextlib
-import os
-import signal
-
 import numpy as np
 import pytest
+from dask_workers import die_once, distributed, started_workers  # noqa: F401 the fixture
 from operations import HEADS, Draw, block_mask_of, mask_of, of_heads, positions
 from refusals import refusals
-from text_folders import WORDS, save_bert
 
 import selfattn as sa
-from selfattn import models, nn, training
+from selfattn import nn, training
 
 dask = pytest.importorskip("dask")
-distributed = pytest.importorskip("distributed")
 da = pytest.importorskip("dask.array")
-db = pytest.importorskip("dask.bag")
 interop = pytest.importorskip("selfattn.interop.dask")
-encoding = pytest.importorskip("selfattn.interop.dask.encoding")
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787:UserWarning")  # of another cluster on this machine
 HERE = {"processes": False, "dashboard_address": None}
@@ -69,9 +62,12 @@ def test_closed_chunks_are_not_sent():
     x = da.zeros((1024, 8), chunks=(64, 8), dtype=np.float32)
     documents = sa.BlockMask.from_documents(np.arange(1024) // 128)
     for options, tiles in (
-        ({}, 256), ({"is_causal": True}, 136), ({"is_causal": True, "window": (64, 0)}, 31), ({"block_mask": documents}, 32),
+        ({}, 256),
+        ({"is_causal": True}, 136),
+        ({"is_causal": True, "window": (64, 0)}, 31),
+        ({"block_mask": documents}, 32),
         ({"key_lengths": 100}, 32),
-    ):  # fmt: skip
+    ):
         graph = interop.scaled_dot_product_attention(x, x, x, **options).__dask_graph__()
         assert sum("attend" in str(key) for key in graph) == tiles, options
 
@@ -84,11 +80,21 @@ REFUSALS = [
     (lambda x: (x[x[:, 0] > 0], x, x), {}, ValueError, "query.compute_chunk_sizes()"),
     (lambda x: (x, x, x), {"key_lengths": 9}, ValueError, "between 0 and S = 6, got 9"),
     (lambda x: (x, x, x), {"key_lengths": da.ones(1)}, TypeError, "give key_lengths.compute()"),
-    (lambda x: (x, x, x), {"attn_mask": np.ones((5, 6))}, ValueError, r"broadcast to .* = \(6, 6\), got shape \(5, 6\)"),
-    (lambda x: (x, x, x), {"attn_mask": np.ones((6, 6), int)}, TypeError, "boolean .* or float .*, got int64"),
+    (
+        lambda x: (x, x, x),
+        {"attn_mask": np.ones((5, 6))},
+        ValueError,
+        r"broadcast to .* = \(6, 6\), got shape \(5, 6\)",
+    ),
+    (
+        lambda x: (x, x, x),
+        {"attn_mask": np.ones((6, 6), int)},
+        TypeError,
+        "boolean .* or float .*, got int64",
+    ),
     (lambda x: (x, x, x), {"softcap": -1}, ValueError, "softcap must be"),
     (lambda x: (x, x, x), {"out": 1}, TypeError, "unexpected keyword argument 'out'"),
-]  # fmt: skip
+]
 
 
 test_refusals_come_before_the_work = refusals(
@@ -99,27 +105,6 @@ test_refusals_come_before_the_work = refusals(
 
 
 # ------------------------------------------------------------------------------------------------------ workers
-
-
-TEXTS = [f"{' '.join(WORDS[n % 7 : n % 7 + 3])} {WORDS[n % len(WORDS)]}" for n in range(60)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    save_bert(folder, 64)
-    return folder
-
-
-@pytest.fixture
-def workers(request):
-    """A client with this number of workers, which are processes of one thread."""
-    with (
-        distributed.LocalCluster(request.param, threads_per_worker=1, dashboard_address=None) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        client.wait_for_workers(request.param)
-        yield client
 
 
 class Dies:
@@ -134,13 +119,6 @@ class Dies:
         return float((y**2).mean()), pullback(2 * y / y.size)[1]
 
 
-def die_once(marker):
-    with contextlib.suppress(FileExistsError, ValueError):
-        distributed.get_worker()  # not the client, which calls functions to see what they return
-        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def fitted(loss, **options):
     model = nn.Sequential(nn.Linear(4, 8, rng=0), nn.Dropout(0.3, rng=1), nn.Linear(8, 4, rng=2))
     batches = list(np.random.default_rng(0).standard_normal((50, 13, 4)).astype(np.float32))
@@ -149,7 +127,7 @@ def fitted(loss, **options):
 
 
 @pytest.mark.parametrize("workers", [2], indirect=True)
-def test_a_worker_that_dies_changes_nothing(workers, folder, tmp_path):
+def test_a_worker_that_dies_changes_nothing(workers, tmp_path):
     x = np.random.default_rng(0).standard_normal((256, 8)).astype(np.float32)
     dying = da.from_array(x, chunks=(64, 8)).map_blocks(
         lambda block: die_once(str(tmp_path / "attention")) or block, dtype=x.dtype
@@ -158,12 +136,7 @@ def test_a_worker_that_dies_changes_nothing(workers, folder, tmp_path):
     expected = interop.scaled_dot_product_attention(whole, whole, whole).compute(scheduler="sync")
     np.testing.assert_array_equal(interop.scaled_dot_product_attention(dying, whole, whole), expected)
 
-    bag = db.from_sequence(TEXTS, npartitions=5).map(
-        lambda text: die_once(str(tmp_path / "encode")) or text if text == TEXTS[30] else text
-    )
-    expected = models.load(folder).encode(TEXTS)
-    np.testing.assert_array_equal(interop.encode(folder, bag), expected)
-    assert (tmp_path / "attention").exists() and (tmp_path / "encode").exists()
+    assert (tmp_path / "attention").exists()
 
     kept = fitted(Dies(str(tmp_path / "fit")), reduce=interop.reducer(workers, shares=3))
     assert (tmp_path / "fit").exists()
@@ -204,50 +177,6 @@ def test_shares_are_the_batch():
             np.testing.assert_allclose(grads[name], grad, rtol=0, atol=1e-14 * max(1, abs(grad).max()))
         with pytest.raises(ValueError, match=r"lengths differ: \[2, 3\]"):
             interop.reducer(client)(model, nn.MSELoss(), (np.ones((2, 1)), np.ones((3, 1))))
-
-
-def test_files_of_embeddings_continue(folder, tmp_path, monkeypatch):
-    expected = models.load(folder).encode(TEXTS)
-    texts = da.from_array(np.array(TEXTS, dtype=object), chunks=25)
-    encoded = []
-    embedded = encoding._embedded
-
-    def fails_once(*given):
-        encoded.append(len(given[-1]))
-        if len(encoded) == 2:
-            raise MemoryError("no memory")
-        return embedded(*given)
-
-    monkeypatch.setattr(encoding, "_embedded", fails_once)
-    with dask.config.set(scheduler="sync"):
-        for name in ("e.npy", "e.parquet"):
-            encoded.clear()
-            with pytest.raises(MemoryError):
-                interop.encode(folder, texts, out=tmp_path / name)
-            assert not (tmp_path / "e.npy").exists() or name == "e.parquet"
-            found = interop.encode(folder, texts, out=tmp_path / name)
-            assert sum(encoded) == 60 + encoded[1]  # the part that failed was computed again, no other
-            if name == "e.npy":
-                np.testing.assert_array_equal(found, expected)
-                np.testing.assert_array_equal(np.load(tmp_path / name), expected)
-            else:
-                table = pytest.importorskip("pyarrow.parquet").read_table(found)
-                np.testing.assert_array_equal(np.stack(table["embedding"].to_pandas()), expected)
-        given = da.from_array(np.array([*"abc", None]), ((1, 1, 2),))
-        with pytest.raises(ValueError, match="text 1 is None"):
-            interop.encode(folder, given, out=tmp_path / "e.npy")
-        moved = np.array([*"aabc"], object)  # "b" is the second part again, in another row
-        found = interop.encode(folder, da.from_array(moved, ((2, 1, 1),)), out=tmp_path / "e.npy")
-        np.testing.assert_array_equal(found, models.load(folder).encode(moved))
-    assert sorted(os.listdir(tmp_path)) == ["e.npy", "e.parquet"]
-    with pytest.raises(FileExistsError, match=r"other embeddings, such as .*part.000001.parquet"):
-        interop.encode(folder, texts.rechunk(30)[:30], out=tmp_path / "e.parquet")
-    with pytest.raises(ValueError, match=r"must end with .npy or .parquet, got 'e'"):
-        interop.encode(folder, texts, out=tmp_path / "e")
-    with pytest.warns(UserWarning, match="longer than 64 tokens"):
-        interop.encode(folder, db.from_sequence(["sea " * 99])).compute(scheduler="sync")
-    with pytest.raises(TypeError, match="of Dask, got list"):
-        interop.encode(folder, TEXTS)
 
 
 def test_another_version_is_refused(monkeypatch):

@@ -6,7 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from pretrained_data import fetched_minilm
 
 import selfattn as sa
 
@@ -20,8 +19,13 @@ huggingface.register()
 agree = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 BERT = {
-    "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "initializer_range": 0.2,
-}  # fmt: skip
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "initializer_range": 0.2,
+}
 LLAMA = dict(**BERT, **ENDS, num_key_value_heads=2, head_dim=8)
 GPT = dict(vocab_size=99, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2, **ENDS)
 PAIRED = dict(vocab_size=99, d_model=32, **ENDS, decoder_start_token_id=1)
@@ -29,18 +33,36 @@ SIDES = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 6
 SIDES |= {name.replace("en", "de", 1): n for name, n in SIDES.items()}
 MODELS = {
     "bert": (tf.BertModel, tf.BertConfig(**BERT)),
-    "modernbert": (tf.ModernBertModel, tf.ModernBertConfig(**BERT, **ENDS, local_attention=6, global_attn_every_n_layers=2)),
+    "modernbert": (
+        tf.ModernBertModel,
+        tf.ModernBertConfig(**BERT, **ENDS, local_attention=6, global_attn_every_n_layers=2),
+    ),
     "gpt2": (tf.GPT2LMHeadModel, tf.GPT2Config(**GPT)),
     "llama": (tf.LlamaForCausalLM, tf.LlamaConfig(**LLAMA)),
     "mistral": (tf.MistralForCausalLM, tf.MistralConfig(**LLAMA, sliding_window=6)),
     "gemma2": (tf.Gemma2ForCausalLM, tf.Gemma2Config(**LLAMA, sliding_window=6, attn_logit_softcapping=2.0)),
-    "gpt-oss": (tf.GptOssForCausalLM, tf.GptOssConfig(**LLAMA, sliding_window=6, num_local_experts=2, num_experts_per_tok=2)),
-    "llama4": (tf.Llama4ForCausalLM, tf.Llama4TextConfig(**LLAMA, attention_chunk_size=5, num_local_experts=2)),
-    "bloom": (tf.BloomForCausalLM, tf.BloomConfig(**GPT)),  # it computes attention itself, and adds the mask to its scores
-    "t5": (tf.T5ForConditionalGeneration, tf.T5Config(**PAIRED, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.0)),
-    "bart": (tf.BartForConditionalGeneration, tf.BartConfig(**PAIRED, **SIDES, dropout=0.0, init_std=0.2, forced_eos_token_id=None)),
+    "gpt-oss": (
+        tf.GptOssForCausalLM,
+        tf.GptOssConfig(**LLAMA, sliding_window=6, num_local_experts=2, num_experts_per_tok=2),
+    ),
+    "llama4": (
+        tf.Llama4ForCausalLM,
+        tf.Llama4TextConfig(**LLAMA, attention_chunk_size=5, num_local_experts=2),
+    ),
+    "bloom": (
+        tf.BloomForCausalLM,
+        tf.BloomConfig(**GPT),
+    ),  # it computes attention itself, and adds the mask to its scores
+    "t5": (
+        tf.T5ForConditionalGeneration,
+        tf.T5Config(**PAIRED, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.0),
+    ),
+    "bart": (
+        tf.BartForConditionalGeneration,
+        tf.BartConfig(**PAIRED, **SIDES, dropout=0.0, init_std=0.2, forced_eos_token_id=None),
+    ),
     "vit": (tf.ViTModel, tf.ViTConfig(**BERT, image_size=16, patch_size=4)),
-}  # fmt: skip
+}
 
 
 def pair(name, dtype=torch.float32):
@@ -91,9 +113,12 @@ def test_masks_mean_what_transformers_means():
     """Drawn masks reach the core as options that open the same pairs; other operations see Transformers' mask."""
     draw, both = random.Random(0), masks.sliding_window_bidirectional_mask_function(2)
     functions = (
-        masks.bidirectional_mask_function, masks.causal_mask_function, masks.sliding_window_causal_mask_function(3), both,
+        masks.bidirectional_mask_function,
+        masks.causal_mask_function,
+        masks.sliding_window_causal_mask_function(3),
+        both,
         masks.chunked_causal_mask_function(4, torch.tensor([0, 2])),
-    )  # fmt: skip
+    )
     for _ in range(150):
         function, rows = draw.choice(functions), draw.randint(1, 9)
         past = 0 if function is both else draw.choice((0, 3, 8))
@@ -102,9 +127,14 @@ def test_masks_mean_what_transformers_means():
         if draw.random() < 0.5:
             padding = torch.arange(past + rows) < torch.tensor([[past + 1], [past + rows]])
         given = {
-            "batch_size": 2, "q_length": rows, "kv_length": past + rows - dropped + room, "q_offset": past,
-            "kv_offset": dropped, "mask_function": function, "attention_mask": draw.choice((None, padding)),
-        }  # fmt: skip
+            "batch_size": 2,
+            "q_length": rows,
+            "kv_length": past + rows - dropped + room,
+            "q_offset": past,
+            "kv_offset": dropped,
+            "mask_function": function,
+            "attention_mask": draw.choice((None, padding)),
+        }
         mask = huggingface._mask(**given)
         expected = masks.sdpa_mask(**given, allow_is_causal_skip=False).expand(2, 1, -1, -1)
         assert torch.equal(opens(mask), expected), given
@@ -181,13 +211,3 @@ def test_what_is_refused():
         ours(tokens()[0], indices=torch.ones(1), cache_position=None)
     with pytest.raises(ValueError, match="query is on meta"):
         ours.to("meta")(torch.ones(1, 3, dtype=torch.long, device="meta"))
-
-
-def test_minilm(tmp_path_factory):
-    """Padded batches of a pretrained model, by sentence-transformers."""
-    library, folder = pytest.importorskip("sentence_transformers"), str(fetched_minilm(tmp_path_factory))
-    texts, found = ["a storm at sea", "tea with milk and sugar " * 30, "the ship sank in the gale"], []
-    for name in ("eager", "selfattn"):
-        model = library.SentenceTransformer(folder, model_kwargs={"attn_implementation": name})
-        found.append(model.encode(texts))
-    np.testing.assert_allclose(found[1], found[0], atol=1e-6)

@@ -13,12 +13,15 @@ from selfattn.interop._torch_operators import memory  # noqa: E402
 from selfattn.interop.torch import from_torch, scaled_dot_product_attention  # noqa: E402
 
 OPTIONS = {
-    "plain": {}, "causal": {"is_causal": True}, "window": {"causal": "lower_right", "window": (3, None)},
+    "plain": {},
+    "causal": {"is_causal": True},
+    "window": {"causal": "lower_right", "window": (3, None)},
     "scores": {"scale": 0.3, "softcap": 2.0, "sinks": torch.tensor([0.5, -1.0, 0.0, 2.0])},
     "lengths": {"key_lengths": torch.tensor([[5], [9]]), "alibi_slopes": [0.5, 0.25, 0.1, 0.0]},
-    "dropout": {"dropout_p": 0.3, "rng": 2**64 - 5}, "grouped": {"enable_gqa": True},
+    "dropout": {"dropout_p": 0.3, "rng": 2**64 - 5},
+    "grouped": {"enable_gqa": True},
     "documents": {"block_mask": sa.BlockMask.from_documents([0] * 3 + [1] * 4, [0] * 4 + [1] * 5)},
-}  # fmt: skip
+}
 
 
 def inputs(dtype=torch.float32, key_heads=4, grad=True):
@@ -129,12 +132,16 @@ def test_seeds_and_threads_are_pytorchs(monkeypatch):
 
 LAYER = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "dropout": 0.0}
 MODULES = {
-    "chain": lambda: nn.Sequential(nn.Linear(8, 6, bias=False), nn.SiLU(), nn.LayerNorm(6, 0.1), nn.Sequential(nn.Linear(6, 2))),
+    "chain": lambda: nn.Sequential(
+        nn.Linear(8, 6, bias=False), nn.SiLU(), nn.LayerNorm(6, 0.1), nn.Sequential(nn.Linear(6, 2))
+    ),
     "layer": lambda: nn.TransformerEncoderLayer(**LAYER, activation=nn.GELU(), norm_first=True, bias=False),
-    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**LAYER, batch_first=True), 2, nn.LayerNorm(8)),
+    "encoder": lambda: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(**LAYER, batch_first=True), 2, nn.LayerNorm(8)
+    ),
     "decoder": lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(**LAYER, layer_norm_eps=0.1), 2),
     "attention": lambda: nn.MultiheadAttention(8, 2, vdim=8, batch_first=True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -155,22 +162,43 @@ def test_shared_parameters_stay_shared_and_modes_are_kept():
     assert (layer[1].p, layer[1].training, layer.training, layer[0].padding_idx) == (0.25, False, True, 2)
 
 
-@pytest.mark.parametrize(("change", "options", "text"), [
-    (lambda k: k.to("meta"), {}, "key is on meta; selfattn computes on the CPU: give key.cpu()"),
-    (torch.clone, {"sinks": torch.zeros(4, device="meta")}, "sinks is on meta; selfattn computes on the CPU"),
-    (lambda k: k.to_sparse(), {}, "key is torch.sparse_coo; give all three dense"),
-    (lambda k: k.double(), {}, "query is torch.float32, but key is torch.float64: give key.to(query.dtype)"),
-    (lambda k: k.numpy(), {}, "key is a ndarray, not a Tensor"),
-    (torch.clone, {"attn_mask": torch.ones(7, 9).to_sparse()}, "attn_mask is torch.sparse_coo; give attn_mask.to_dense()"),
-    (torch.clone, {"window": 3}, "window must be (left, right)"), (torch.clone, {"block_mask": 3}, "must be a BlockMask"),
-    (torch.clone, {"out": 3}, "unexpected keyword argument 'out'"),
-    (torch.ones(2), None, "no layer for a torch.Tensor"), (nn.Linear(2, 2, device="meta"), None, "on meta; selfattn computes"),
-    (nn.Transformer(8, 2, 1, 1, batch_first=True), None, "convert its encoder and its decoder"),
-    (nn.Sequential(nn.Conv1d(2, 2, 1)), None, "no layer for a torch.nn.modules.conv.Conv1d"),
-    (nn.Embedding(3, 2, max_norm=1.0), None, "Embedding has no max_norm, which is 1.0 here"),
-    (nn.TransformerEncoderLayer(**LAYER, activation=nn.GELU("tanh")), None, "activation of a TransformerEncoderLayer must be"),
-    (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), None, "ParametrizedLinear"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "options", "text"),
+    [
+        (lambda k: k.to("meta"), {}, "key is on meta; selfattn computes on the CPU: give key.cpu()"),
+        (
+            torch.clone,
+            {"sinks": torch.zeros(4, device="meta")},
+            "sinks is on meta; selfattn computes on the CPU",
+        ),
+        (lambda k: k.to_sparse(), {}, "key is torch.sparse_coo; give all three dense"),
+        (
+            lambda k: k.double(),
+            {},
+            "query is torch.float32, but key is torch.float64: give key.to(query.dtype)",
+        ),
+        (lambda k: k.numpy(), {}, "key is a ndarray, not a Tensor"),
+        (
+            torch.clone,
+            {"attn_mask": torch.ones(7, 9).to_sparse()},
+            "attn_mask is torch.sparse_coo; give attn_mask.to_dense()",
+        ),
+        (torch.clone, {"window": 3}, "window must be (left, right)"),
+        (torch.clone, {"block_mask": 3}, "must be a BlockMask"),
+        (torch.clone, {"out": 3}, "unexpected keyword argument 'out'"),
+        (torch.ones(2), None, "no layer for a torch.Tensor"),
+        (nn.Linear(2, 2, device="meta"), None, "on meta; selfattn computes"),
+        (nn.Transformer(8, 2, 1, 1, batch_first=True), None, "convert its encoder and its decoder"),
+        (nn.Sequential(nn.Conv1d(2, 2, 1)), None, "no layer for a torch.nn.modules.conv.Conv1d"),
+        (nn.Embedding(3, 2, max_norm=1.0), None, "Embedding has no max_norm, which is 1.0 here"),
+        (
+            nn.TransformerEncoderLayer(**LAYER, activation=nn.GELU("tanh")),
+            None,
+            "activation of a TransformerEncoderLayer must be",
+        ),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), None, "ParametrizedLinear"),
+    ],
+)
 def test_what_is_not_supported_is_refused_by_name(change, options, text):
     q, k, v = inputs(grad=False)
     with pytest.raises((TypeError, ValueError)) as caught:

@@ -68,21 +68,34 @@ def test_products(kind, rows, width, out, isa, threads_restored):
     assert np.array_equal(multiply(x[:1], blocks, bias)[0], want[0])
 
 
-# ---- rows of decoding ----------------------------------------------------------------------------------------------------
+# ---- rows of decoding
+# ----------------------------------------------------------------------------------------------------
 
 QUANTIZED = {kind: numbers for kind, (numbers, _) in QUANTS.items() if numbers > 1}
-# The largest factors by which a block multiplies its scale d, and m with it: 15 + 1, 128, 63 times as many, 127 times 32.
+# The largest factors by which a block multiplies its scale d, and m with it: 15 + 1, 128, 63 times as many, 127 times
+# 32.
 LARGEST = {
-    "Q4_0": 8, "Q4_1": 16, "Q5_0": 16, "Q5_1": 32, "Q8_0": 128, "IQ4_NL": 127, "Q2_K": 15 * 4, "Q3_K": 32 * 4, "Q4_K": 63 * 16,
-    "Q5_K": 63 * 32, "Q6_K": 128 * 32, "IQ4_XS": 32 * 127,
-}  # fmt: skip
+    "Q4_0": 8,
+    "Q4_1": 16,
+    "Q5_0": 16,
+    "Q5_1": 32,
+    "Q8_0": 128,
+    "IQ4_NL": 127,
+    "Q2_K": 15 * 4,
+    "Q3_K": 32 * 4,
+    "Q4_K": 63 * 16,
+    "Q5_K": 63 * 32,
+    "Q6_K": 128 * 32,
+    "IQ4_XS": 32 * 127,
+}
 
 
 def bound_of_steps(x, out_of, kind):
     """Bound the error of a product of decoding.
 
-    A number of 32 is off by two units at most: half of one each as it is scaled and rounded, and as its scale and the inverse of
-    that are; a unit is the largest by 8355000, below 2⁻²². A product adds three roundings, and one for the sum so far.
+    A number of 32 is off by two units at most: half of one each as it is scaled and rounded, and as its scale and the
+    inverse of that are; a unit is the largest by 8355000, below 2⁻²². A product adds three roundings, and one for the
+    sum so far.
     """
     pieces = np.abs(x.astype(np.float64)).reshape(len(x), -1, 32)
     rounded = 2.0**-21 * 32 * pieces.max(-1).sum(-1)
@@ -147,7 +160,8 @@ def test_scales_of_decoding_that_are_no_numbers(kind, isa):
     assert np.delete(finite, [5, 20], axis=1).all()
 
 
-# ---- rows of one and two digits ------------------------------------------------------------------------------------------
+# ---- rows of one and two digits
+# ------------------------------------------------------------------------------------------
 
 MOST = {1: 127, 2: 32639}
 
@@ -164,7 +178,8 @@ def rounded_rows(x, digits):
 
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_rows_of_digits(kind, isa, threads_restored):
-    """Sums of 32 are exact, so that only their scales and additions round; rows that are not finite multiply as float32."""
+    """Sums of 32 are exact, so that only their scales and additions round; rows that are not finite multiply as
+    float32."""
     rng = np.random.default_rng(7)
     for digits, rows, width, out in ((1, 101, 1280, 35), (2, 6, 1536, 49), (1, 1, 256, 16), (2, 130, 256, 1)):
         blocks = drawn(rng, kind, out, width)
@@ -207,12 +222,22 @@ def layer_of(rng, kinds, d, heads, hidden, make):
     norm = core.Norm(rng.uniform(0.5, 1.5, d).astype(np.float32), kind="rms")
     angles = np.outer(np.arange(40), 10.0 ** -np.arange(0, 4, 4 / (d // heads // 2)))
     return core.Layer(
-        num_heads=heads, num_key_heads=heads // 2, query=projection(0, d, d), key=projection(1, d // 2, d),
-        value=projection(2, d // 2, d), output=projection(3, d, d), attention_norm=norm, up=projection(4, hidden, d),
-        gate=projection(5, hidden, d), down=projection(6, d, hidden), feed_forward_norm=norm, norm_first=True,
-        activation="silu", causal=True,
+        num_heads=heads,
+        num_key_heads=heads // 2,
+        query=projection(0, d, d),
+        key=projection(1, d // 2, d),
+        value=projection(2, d // 2, d),
+        output=projection(3, d, d),
+        attention_norm=norm,
+        up=projection(4, hidden, d),
+        gate=projection(5, hidden, d),
+        down=projection(6, d, hidden),
+        feed_forward_norm=norm,
+        norm_first=True,
+        activation="silu",
+        causal=True,
         rotary=core.Rotary(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +256,9 @@ def test_a_transformer(kinds, isa):
     layers = tuple(layer_of(rng, kinds, 256, 4, 512, make) for _ in range(2))
     final = core.Norm(rng.uniform(0.5, 1.5, 256).astype(np.float32), kind="rms")
     positions = rng.standard_normal((40, 256)).astype(np.float32)
-    model = core.Transformer(layers, table=table, positions=positions, always=positions[3], final_norm=final)
+    model = core.Transformer(
+        layers, table=table, positions=positions, token_type_row=positions[3], final_norm=final
+    )
     whole = {id(blocks): expected(blocks) for blocks in made}
 
     def as_floats(part):
@@ -302,10 +329,23 @@ RAW = np.zeros((4, 40), np.uint8)
 test_bad_blocks = refusals(
     (lambda: Quants(RAW, "IQ1_S", (4, 64)), ValueError, r"one of F32, .*, not 'IQ1_S'"),
     (lambda: Quants(RAW, "Q4_1", (4, 65)), ValueError, "multiple of 32 columns, not 65"),
-    (lambda: Quants(RAW, "Q4_1", (4, 96)),
-     ValueError, r"Q4_1 of shape \(4, 96\) must be bytes of shape \(4, 60\), not \(4, 40\)"),
-    *((lambda wrong=wrong: Quants(wrong, "Q4_1", (4, 64)), TypeError, "raw must be a contiguous array of uint8, not")
-      for wrong in (RAW.astype(np.int8), RAW[:, ::2], [1], RAW.T)),
-    (lambda: multiply(np.ones((2, 32), np.float32), Quants(RAW, "Q4_1", (4, 64)), None), TypeError, "64 columns"),
+    (
+        lambda: Quants(RAW, "Q4_1", (4, 96)),
+        ValueError,
+        r"Q4_1 of shape \(4, 96\) must be bytes of shape \(4, 60\), not \(4, 40\)",
+    ),
+    *(
+        (
+            lambda wrong=wrong: Quants(wrong, "Q4_1", (4, 64)),
+            TypeError,
+            "raw must be a contiguous array of uint8, not",
+        )
+        for wrong in (RAW.astype(np.int8), RAW[:, ::2], [1], RAW.T)
+    ),
+    (
+        lambda: multiply(np.ones((2, 32), np.float32), Quants(RAW, "Q4_1", (4, 64)), None),
+        TypeError,
+        "64 columns",
+    ),
     (lambda: multiply(np.ones((2, 64)), Quants(RAW, "Q4_1", (4, 64)), None), TypeError, "float64"),
-)  # fmt: skip
+)

@@ -1,4 +1,5 @@
-"""Arguments that the core's functions refuse, and that no public call passes; checksums, which show any change of any array."""
+"""Arguments that the core's functions refuse, and that no public call passes; checksums, which show any change of any
+array."""
 
 import functools
 import re
@@ -13,6 +14,7 @@ from refusals import refusals
 from selfattn import _core
 from selfattn.engine.weights import Quants
 from selfattn.nn.module import checked_pullback
+from selfattn.optim.optimizers import Update
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 WIDE = np.zeros((0, 2**45), np.float32)
@@ -30,7 +32,8 @@ def cases(function, error, *calls):
 
 test_products = refusals(
     *cases(
-        _core._linear_forward, TypeError,
+        _core._linear_forward,
+        TypeError,
         (X, X[:, :2], None, "as many columns"),
         (X, X.astype(np.float64), None, "contiguous 2-D arrays of float32 or float64"),
         (X.astype(np.float16), X, None, "contiguous 2-D arrays"),
@@ -39,58 +42,87 @@ test_products = refusals(
         (X, X, np.zeros(2), "bias must be"),
         (X, BLOCKS, None, "32 columns"),
         (X, "_linear_forward"),
-        *((rows, PACKED, None, "columns") for rows in (ROWS.astype(float), ROWS[:, :199], ROWS[0], ROWS.T.copy().T)),
+        *(
+            (rows, PACKED, None, "columns")
+            for rows in (ROWS.astype(float), ROWS[:, :199], ROWS[0], ROWS.T.copy().T)
+        ),
         (ROWS, PACKED, np.zeros(4, np.float32), "bias"),
     ),
     *cases(_core._linear_forward, ValueError, (WIDE, WIDE, None, "address space")),
     *cases(
-        _core._linear_backward, TypeError,
-        (np.zeros((3, 2), np.float32), X, X, ""), (np.zeros((2, 3), np.float32), X, X, ""), (np.zeros((2, 2)), X, X, ""),
-        (X, X, X[:, :2], ""), (X, X, ""),
+        _core._linear_backward,
+        TypeError,
+        (np.zeros((3, 2), np.float32), X, X, ""),
+        (np.zeros((2, 3), np.float32), X, X, ""),
+        (np.zeros((2, 2)), X, X, ""),
+        (X, X, X[:, :2], ""),
+        (X, X, ""),
     ),
-)  # fmt: skip
+)
 
 test_weights_that_are_packed = refusals(
     *cases(_core._bfloat16_panels, ValueError, (np.zeros((0, 2**45), np.uint16), "too large")),
     *cases(_core._bfloat16_panels, TypeError, (INT8, "uint16")),
     *cases(
-        _core._int8_panels, TypeError,
-        (INT8.astype(np.int16), SCALE, "int8"), (INT8[:, ::2], SCALE, "int8"), (INT8[0], SCALE, "int8"), (None, SCALE, "int8"),
-        (INT8, SCALE[:, :1], "int8"), (INT8, SCALE[:2], "int8"), (INT8, SCALE.astype(float), "int8"), (INT8, SCALE[:, 0], "int8"),
+        _core._int8_panels,
+        TypeError,
+        (INT8.astype(np.int16), SCALE, "int8"),
+        (INT8[:, ::2], SCALE, "int8"),
+        (INT8[0], SCALE, "int8"),
+        (None, SCALE, "int8"),
+        (INT8, SCALE[:, :1], "int8"),
+        (INT8, SCALE[:2], "int8"),
+        (INT8, SCALE.astype(float), "int8"),
+        (INT8, SCALE[:, 0], "int8"),
     ),
     *cases(
-        _core._quants, ValueError,
+        _core._quants,
+        ValueError,
         ((BYTES, "Q8_0", 33), "no rows of 33 columns in quants of Q8_0"),
         ((BYTES, "Q8_0", -32), "no rows of -32 columns"),
         ((BYTES, "Q8_0", 2**60), "no rows of"),
         ((BYTES, "Q9", 32), "in quants of Q9"),
     ),
     *cases(
-        _core._quants, TypeError,
-        ((BYTES, "Q8_0", 64), "with 68 columns"), ((BYTES[:, ::2], "Q8_0", 32), "contiguous"), ((BYTES,), "_quants"), (BYTES, "tuples"),
+        _core._quants,
+        TypeError,
+        ((BYTES, "Q8_0", 64), "with 68 columns"),
+        ((BYTES[:, ::2], "Q8_0", 32), "contiguous"),
+        ((BYTES,), "_quants"),
+        (BYTES, "tuples"),
         ((BYTES, "Q8_0", 32), (BYTES, "Q8_0", 64), "with 68 columns"),
-        *(((BYTES, "Q8_0", 32, strips), "strips of Q8_0") for strips in (BYTES[0], read_only(BYTES.ravel()), np.zeros(136))),
+        *(
+            ((BYTES, "Q8_0", 32, strips), "strips of Q8_0")
+            for strips in (BYTES[0], read_only(BYTES.ravel()), np.zeros(136))
+        ),
     ),
     *cases(
-        _core._expand_quants, IndexError,
-        (BLOCKS, np.array([4]), "row 4 is out of bounds for 4 rows"), (BLOCKS, np.array([-1]), "row -1"),
+        _core._expand_quants,
+        IndexError,
+        (BLOCKS, np.array([4]), "row 4 is out of bounds for 4 rows"),
+        (BLOCKS, np.array([-1]), "row -1"),
     ),
     *cases(
-        _core._expand_quants, TypeError,
+        _core._expand_quants,
+        TypeError,
         (BLOCKS, np.array([0], np.int32), "int64"),
         (_core._bfloat16_panels(np.zeros((2, 32), np.uint16)), np.array([0]), "what _quants made"),
         (None, np.array([0]), "what _quants made"),
         (BLOCKS, "_expand_quants"),
     ),
-)  # fmt: skip
+)
 
 
 def sgd(**changed):
     given = {
-        "parameters": [X.copy()], "gradients": [X], "means": None, "steps": [1], "lr": 0.1, "momentum": 0.0, "dampening": 0.0,
-        "weight_decay": 0.0, "nesterov": False,
-    }  # fmt: skip
-    _core._sgd_step(*(given | changed).values())
+        "parameters": [X.copy()],
+        "gradients": [X],
+        "means": None,
+        "squares": None,
+        "steps": [1],
+    }
+    numbers = {name: changed.pop(name) for name in ("lr", "weight_decay", "kind") if name in changed}
+    _core._update(Update("sgd", 0.1, 0.0)._replace(**numbers), *(given | changed).values())
 
 
 test_steps_of_optimisers = refusals(
@@ -104,14 +136,19 @@ test_steps_of_optimisers = refusals(
     (lambda: sgd(parameters=[X.astype(np.float16)]), TypeError, r"parameters\[0\] must be a contiguous"),
     (lambda: sgd(parameters=[FIXED]), ValueError, r"parameters\[0\] is read-only"),
     (lambda: sgd(means=[FIXED]), ValueError, r"means\[0\] is read-only"),
-    *((lambda steps=steps: sgd(steps=steps), ValueError, r"steps\[0\] must be an int of at least 1")
-      for steps in ([0], [], [1.0], [np.int64(1)])),
+    *(
+        (lambda steps=steps: sgd(steps=steps), ValueError, r"steps\[0\] must be an int of at least 1")
+        for steps in ([0], [], [1.0], [np.int64(1)])
+    ),
     (lambda: sgd(steps=[2**70]), OverflowError, "int"),
     (lambda: sgd(lr=-1.0), ValueError, r"at least 0 and finite, not \(-1.0, 0.0\)"),
     (lambda: sgd(lr=np.inf), ValueError, r"at least 0 and finite, not \(inf, 0.0\)"),
     (lambda: sgd(weight_decay=np.nan), ValueError, r"at least 0 and finite, not \(0.1, nan\)"),
-    (lambda: sgd(lr="fast"), TypeError, "real number"),
-)  # fmt: skip
+    (lambda: sgd(lr="fast"), TypeError, "lr must be a real number"),
+    (lambda: sgd(kind="adam"), TypeError, "adam needs lists of means and of squares"),
+    (lambda: sgd(kind="lion"), ValueError, "kind must be one of sgd adam, not 'lion'"),
+    (lambda: _core._update(None, [X], [X], None, None, [1]), TypeError, "an update must be a Update"),
+)
 
 
 @pytest.mark.parametrize(
@@ -120,14 +157,20 @@ test_steps_of_optimisers = refusals(
 def test_targets_of_steps(targets):
     lists = [[np.ones(3, np.float32)] for _ in range(4)]
     with pytest.raises(TypeError):
-        _core._adam_step(*lists, [1], 0.1, 0.9, 0.999, 1e-8, 0.0, False, targets)
+        _core._update(Update("adam", 0.1, 0.0, beta1=0.9, beta2=0.999, eps=1e-8), *lists, [1], targets)
     np.testing.assert_array_equal(lists, 1)
 
 
 @pytest.mark.parametrize(
     ("second", "factors"),
-    [([np.ones(3, np.int32)], [0.5, 0.5]), ([1.0], [0.5, 0.5]), ([], []), ([np.ones(3)], [0.5, 1]), ([FIXED], [0.5, 0.5])],
-)  # fmt: skip
+    [
+        ([np.ones(3, np.int32)], [0.5, 0.5]),
+        ([1.0], [0.5, 0.5]),
+        ([], []),
+        ([np.ones(3)], [0.5, 1]),
+        ([FIXED], [0.5, 0.5]),
+    ],
+)
 def test_all_arrays_are_scaled_or_none(second, factors):
     first = np.ones(3)
     with pytest.raises((TypeError, ValueError)):
@@ -158,18 +201,33 @@ def test_what_a_machine_can_do():
 FMA, BANDWIDTH = "_fma_peak takes 'float32'", "_read_bandwidth takes bytes >= 1"
 test_what_no_machine_can_do = refusals(
     *cases(
-        _core._fma_peak, ValueError,
-        ("float16", 1, 1, FMA), ("float32", 0, 1, FMA), ("float32", 1025, 1, FMA), ("float32", 1, 0, FMA),
+        _core._fma_peak,
+        ValueError,
+        ("float16", 1, 1, FMA),
+        ("float32", 0, 1, FMA),
+        ("float32", 1025, 1, FMA),
+        ("float32", 1, 0, FMA),
     ),
     *cases(
-        _core._read_bandwidth, ValueError,
-        (0, 1, 1, BANDWIDTH), (1, 0, 1, BANDWIDTH), (1, 1025, 1, BANDWIDTH), (1, 1, 0, BANDWIDTH),
+        _core._read_bandwidth,
+        ValueError,
+        (0, 1, 1, BANDWIDTH),
+        (1, 0, 1, BANDWIDTH),
+        (1, 1025, 1, BANDWIDTH),
+        (1, 1, 0, BANDWIDTH),
     ),
     *cases(_core._fma_peak, TypeError, (None, "")),
     *cases(_core._read_bandwidth, TypeError, (None, "")),
     *cases(_core._set_isa, TypeError, (3, "must be a str, got int")),
-    *cases(_core._set_isa, ValueError, ("sse", rf"'sse': this build on this CPU and operating system can run {re.escape(repr(_core.available_isas()))}")),
-)  # fmt: skip
+    *cases(
+        _core._set_isa,
+        ValueError,
+        (
+            "sse",
+            rf"'sse': this build on this CPU and operating system can run {re.escape(repr(_core.available_isas()))}",
+        ),
+    ),
+)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64])

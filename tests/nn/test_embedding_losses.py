@@ -12,9 +12,13 @@ from selfattn import nn
 
 N, D = 4, 3
 CASES = covering(
-    kind=["ranking", "cosine", "triplet"], columns=[2, 3, 4], scale=[20.0, 0.5], similarity=["cosine", "dot"],
-    metric=["euclidean", "cosine", "manhattan"], margin=[5.0, 0.3],
-)  # fmt: skip
+    kind=["ranking", "cosine", "triplet"],
+    columns=[2, 3, 4],
+    scale=[20.0, 0.5],
+    similarity=["cosine", "dot"],
+    metric=["euclidean", "cosine", "manhattan"],
+    margin=[5.0, 0.3],
+)
 
 
 def drawn(case, dtype=np.float64):
@@ -44,9 +48,10 @@ def by_definition(case, columns, labels):
         return sum((cosine(a, b) - y) ** 2 for a, b, y in zip(*columns, labels, strict=True)) / N
     if case["kind"] == "triplet":
         distance = {
-            "euclidean": math.dist, "cosine": lambda a, b: 1 - cosine(a, b),
+            "euclidean": math.dist,
+            "cosine": lambda a, b: 1 - cosine(a, b),
             "manhattan": lambda a, b: sum(abs(x - y) for x, y in zip(a, b, strict=True)),
-        }[case["metric"]]  # fmt: skip
+        }[case["metric"]]
         gaps = (distance(a, b) - distance(a, c) for a, b, c in zip(*columns, strict=True))
         return sum(max(gap + case["margin"], 0) for gap in gaps) / N
     similarity = {"cosine": cosine, "dot": dot}[case["similarity"]]
@@ -119,15 +124,35 @@ PAIR = [np.ones((2, 3)), np.ones((2, 3))]
 
 test_refused = refusals(
     (lambda: nn.MultipleNegativesRankingLoss(0), ValueError, "scale must be above 0, not 0"),
-    (lambda: nn.MultipleNegativesRankingLoss(similarity_fct="cos"), ValueError, 'must be "cosine" or "dot", not \'cos\''),
-    (lambda: nn.TripletLoss("angle"), ValueError, 'distance_metric must be "euclidean", "cosine" or "manhattan"'),
+    (
+        lambda: nn.MultipleNegativesRankingLoss(similarity_fct="cos"),
+        ValueError,
+        'must be "cosine" or "dot", not \'cos\'',
+    ),
+    (
+        lambda: nn.TripletLoss("angle"),
+        ValueError,
+        'distance_metric must be "euclidean", "cosine" or "manhattan"',
+    ),
     (lambda: nn.TripletLoss(mini_batch_size=0), ValueError, "mini_batch_size"),
     (lambda: nn.TripletLoss()(PAIR), ValueError, "TripletLoss takes 3 columns of embeddings, not 2"),
-    (lambda: nn.MultipleNegativesRankingLoss()(PAIR[:1]), ValueError, "takes at least 2 columns of embeddings, not 1"),
+    (
+        lambda: nn.MultipleNegativesRankingLoss()(PAIR[:1]),
+        ValueError,
+        "takes at least 2 columns of embeddings, not 1",
+    ),
     (lambda: nn.CosineSimilarityLoss()(PAIR), ValueError, "needs labels, a number for each pair"),
-    (lambda: nn.CosineSimilarityLoss()(PAIR, [1.0]), ValueError, r"labels must have shape \(2,\).*not \(1,\)"),
+    (
+        lambda: nn.CosineSimilarityLoss()(PAIR, [1.0]),
+        ValueError,
+        r"labels must have shape \(2,\).*not \(1,\)",
+    ),
     (lambda: nn.MultipleNegativesRankingLoss()(PAIR, [0, 1]), ValueError, "takes no labels"),
-    (lambda: nn.MultipleNegativesRankingLoss()([PAIR[0], np.ones((3, 3))]), ValueError, r"one shape.*\(2, 3\), \(3, 3\)"),
+    (
+        lambda: nn.MultipleNegativesRankingLoss()([PAIR[0], np.ones((3, 3))]),
+        ValueError,
+        r"one shape.*\(2, 3\), \(3, 3\)",
+    ),
     (lambda: nn.MultipleNegativesRankingLoss()([np.ones((0, 3))] * 2), ValueError, "n of at least 1"),
     (lambda: nn.CosineSimilarityLoss().vjp(PAIR, [0, 1])[1]([1.0, 2.0]), TypeError, "d_value"),
-)  # fmt: skip
+)

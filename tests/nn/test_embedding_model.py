@@ -23,9 +23,15 @@ TRIPLET = [5, 3, 3, 49, 0, 7], [7, 5, 3], list(range(20))  # the last one is cut
 
 def model_of(layers=1, heads=1, dtype=np.float32, rng=0, tokenizer=str.split):
     return nn.EmbeddingModel(
-        tokenizer, VOCABULARY, WIDTH,
-        max_seq_len=LONGEST, num_layers=layers, num_heads=heads, dtype=dtype, rng=rng,
-    )  # fmt: skip
+        tokenizer,
+        VOCABULARY,
+        WIDTH,
+        max_seq_len=LONGEST,
+        num_layers=layers,
+        num_heads=heads,
+        dtype=dtype,
+        rng=rng,
+    )
 
 
 def torch_model(layers, heads, dtype=np.float32, seed=1):
@@ -344,13 +350,18 @@ class Sequence(collections.abc.Sequence):
 
 
 FORMS = {
-    "tuple": tuple, "deque": collections.deque, "user's sequence": Sequence, "user's list": collections.UserList,
-    "generator": lambda items: (item for item in items), "map": lambda items: map(str, items),
-    "keys": lambda items: dict.fromkeys(items).keys(), "values": lambda items: dict(enumerate(items)).values(),
+    "tuple": tuple,
+    "deque": collections.deque,
+    "user's sequence": Sequence,
+    "user's list": collections.UserList,
+    "generator": lambda items: (item for item in items),
+    "map": lambda items: map(str, items),
+    "keys": lambda items: dict.fromkeys(items).keys(),
+    "values": lambda items: dict(enumerate(items)).values(),
     "array": np.array,
     "array of StringDType": lambda items: np.array(items, np.dtypes.StringDType()),
     "array of objects": lambda items: np.array(items, object),
-}  # fmt: skip
+}
 TEXTS = ["a", "bb", "ccc", "bbbb"]
 
 
@@ -363,8 +374,11 @@ def test_sentences_come_in_every_form_of_an_iterable(form):
     model, given = by_length(), FORMS[form]
     expected, task = model.encode(TEXTS), nn.ProxyTask(model)
     for found in (
-        model.encode(given(TEXTS)), model.encode(given(TEXTS), batch_size=3), model(given(TEXTS)), model.vjp(given(TEXTS))[0],
-    ):  # fmt: skip
+        model.encode(given(TEXTS)),
+        model.encode(given(TEXTS), batch_size=3),
+        model(given(TEXTS)),
+        model.vjp(given(TEXTS))[0],
+    ):
         np.testing.assert_array_equal(found, expected)
     found = task.execute(given(TEXTS), given(TEXTS), given(TEXTS))
     np.testing.assert_array_equal(found, task.execute(TEXTS, TEXTS, TEXTS))
@@ -373,11 +387,15 @@ def test_sentences_come_in_every_form_of_an_iterable(form):
 
 
 IDS = {
-    "deque": collections.deque, "user's sequence": Sequence, "generator": lambda ids: (n for n in ids),
-    "range": lambda ids: range(ids[0], ids[0] + len(ids)), "array.array": lambda ids: python_array("h", ids),
-    "NumPy's integers": lambda ids: [np.int8(n) for n in ids], "array of objects": lambda ids: np.array(ids, object),
+    "deque": collections.deque,
+    "user's sequence": Sequence,
+    "generator": lambda ids: (n for n in ids),
+    "range": lambda ids: range(ids[0], ids[0] + len(ids)),
+    "array.array": lambda ids: python_array("h", ids),
+    "NumPy's integers": lambda ids: [np.int8(n) for n in ids],
+    "array of objects": lambda ids: np.array(ids, object),
     "big-endian array": lambda ids: np.array(ids, ">u2"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", IDS)

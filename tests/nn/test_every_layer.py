@@ -1,4 +1,5 @@
-"""Tests of every layer and loss: gradients, PyTorch's numbers, arrays in any layout, changes of results and parameters."""
+"""Tests of every layer and loss: gradients, PyTorch's numbers, arrays in any layout, changes of results and
+parameters."""
 
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -53,8 +54,11 @@ def attention(inputs=TURNED[:1] + TURNED[1:] * 2, options=None, **more):
     """nn.MultiheadAttention with two heads."""
     options, given = options or {}, {"embed_dim": 6, "num_heads": 2} | more
     return Case(
-        lambda **own: nn.MultiheadAttention(**given, **own), tuple(inputs), options, lambda torch: torch.nn.MultiheadAttention(**given)
-    )  # fmt: skip
+        lambda **own: nn.MultiheadAttention(**given, **own),
+        tuple(inputs),
+        options,
+        lambda torch: torch.nn.MultiheadAttention(**given),
+    )
 
 
 def masked(**masks):
@@ -99,21 +103,32 @@ def decoder(layers=0, batched=True, options=None, masks=True, **more):
 
 
 DECODERS = covering(
-    activation=["relu", "gelu"], norm_first=[False, True], batch_first=[False, True], bias=[True, False], layers=[0, 2],
-    tgt_mask=[None, TRIANGLE, np.where(TRIANGLE, -np.inf, 0.25)], memory_mask=[None, PAIRS, 0.5 * PAIRS],
-    tgt_key_padding_mask=[None, PADDING], memory_key_padding_mask=[None, KEY_PADDING], batched=[True, False],
-)  # fmt: skip
+    activation=["relu", "gelu"],
+    norm_first=[False, True],
+    batch_first=[False, True],
+    bias=[True, False],
+    layers=[0, 2],
+    tgt_mask=[None, TRIANGLE, np.where(TRIANGLE, -np.inf, 0.25)],
+    memory_mask=[None, PAIRS, 0.5 * PAIRS],
+    tgt_key_padding_mask=[None, PADDING],
+    memory_key_padding_mask=[None, KEY_PADDING],
+    batched=[True, False],
+)
 for case in DECODERS:
     case["options"] = {name: case.pop(name) for name in list(case) if name.endswith("mask")}
 LAYERS = {
-    "CrossEntropyLoss": unseeded(nn.CrossEntropyLoss, inputs=(X, CLASSES), weight=[1.0, 2.0, 3.0, 0.5], label_smoothing=0.1),
+    "CrossEntropyLoss": unseeded(
+        nn.CrossEntropyLoss, inputs=(X, CLASSES), weight=[1.0, 2.0, 3.0, 0.5], label_smoothing=0.1
+    ),
     "CrossEntropyLoss of probabilities": unseeded(nn.CrossEntropyLoss, inputs=(X, SHARES)),
     "MSELoss": unseeded(nn.MSELoss, inputs=(X, SHARES)),
     "BCEWithLogitsLoss": unseeded(nn.BCEWithLogitsLoss, inputs=(X, SHARES), pos_weight=np.arange(6.0)),
     **{name: activation(name) for name in ("ReLU", "Tanh", "SiLU", "GELU")},
     "GELU by tanh": activation("GELU", approximate="tanh"),
     "Linear": seeded(nn.Linear, 6, 3, theirs=lambda torch: torch.nn.Linear(6, 3)),
-    "Linear without bias": seeded(nn.Linear, 6, 3, bias=False, theirs=lambda torch: torch.nn.Linear(6, 3, bias=False)),
+    "Linear without bias": seeded(
+        nn.Linear, 6, 3, bias=False, theirs=lambda torch: torch.nn.Linear(6, 3, bias=False)
+    ),
     "LayerNorm": unseeded(nn.LayerNorm, 6, theirs=lambda torch: torch.nn.LayerNorm(6)),
     "LayerNorm of two axes": unseeded(nn.LayerNorm, (4, 6)),
     "LayerNorm without bias": unseeded(nn.LayerNorm, 6, bias=False),
@@ -131,29 +146,41 @@ LAYERS = {
     "SelfAttention, dot": seeded(nn.SelfAttention, 6, 4, score="dot", options=LENGTHS),
     "SelfAttention, unscaled": seeded(nn.SelfAttention, 6, 4, scale=False, d_v=2, bias=True),
     "SelfAttention, additive": seeded(nn.SelfAttention, 6, 4, score="additive", d_v=3, options=LENGTHS),
-    "SelfAttention, additive, bias": seeded(nn.SelfAttention, 6, 4, score="additive", bias=True, options=LENGTHS),
+    "SelfAttention, additive, bias": seeded(
+        nn.SelfAttention, 6, 4, score="additive", bias=True, options=LENGTHS
+    ),
     "SelfAttentionBlock": seeded(nn.SelfAttentionBlock, 6),
     "SelfAttentionBlock, causal": seeded(nn.SelfAttentionBlock, 6, options={"is_causal": True}),
     "SelfAttentionBlock of 3 heads": seeded(nn.SelfAttentionBlock, 6, 3),
-    "SelfAttentionBlock of 2 heads": seeded(nn.SelfAttentionBlock, 6, 2, options={"window": (1, 0), "key_lengths": [4, 3, 4]}),
-    "ScaledDotProductAttention": unseeded(lambda dtype=None: nn.ScaledDotProductAttention(), inputs=(X, X, X)),
+    "SelfAttentionBlock of 2 heads": seeded(
+        nn.SelfAttentionBlock, 6, 2, options={"window": (1, 0), "key_lengths": [4, 3, 4]}
+    ),
+    "ScaledDotProductAttention": unseeded(
+        lambda dtype=None: nn.ScaledDotProductAttention(), inputs=(X, X, X)
+    ),
     "MultiheadAttention": attention(),
     "MultiheadAttention without a batch": attention((X[0], MEMORY[0], MEMORY[0])),
     "MultiheadAttention of one head": attention(num_heads=1),
     "MultiheadAttention of other widths": attention((X, KEYS, VALUES), kdim=4, vdim=2, batch_first=True),
-    "MultiheadAttention of other values": attention((X, MEMORY, VALUES), vdim=2, bias=False, batch_first=True),
+    "MultiheadAttention of other values": attention(
+        (X, MEMORY, VALUES), vdim=2, bias=False, batch_first=True
+    ),
     "MultiheadAttention, padding": masked(key_padding_mask=KEY_PADDING),
     "MultiheadAttention, float padding": masked(key_padding_mask=np.where(KEY_PADDING, -np.inf, 0.5)),
     "MultiheadAttention, pairs": masked(attn_mask=PAIRS),
     "MultiheadAttention, float pairs": masked(attn_mask=FLOATS),
     "MultiheadAttention, pairs of each head": masked(attn_mask=HEADS),
     "MultiheadAttention, pairs and padding": masked(attn_mask=PAIRS, key_padding_mask=KEY_PADDING),
-    "MultiheadAttention, floats": masked(attn_mask=HEADS_FLOATS, key_padding_mask=np.where(KEY_PADDING, -np.inf, 0.5)),
+    "MultiheadAttention, floats": masked(
+        attn_mask=HEADS_FLOATS, key_padding_mask=np.where(KEY_PADDING, -np.inf, 0.5)
+    ),
     "TransformerEncoderLayer": encoder(TURNED[0], batch_first=False),
     "TransformerEncoderLayer without a batch": encoder(X[0], batch_first=False),
     "TransformerEncoderLayer, gelu": encoder(activation="gelu"),
     "TransformerEncoderLayer, norm first": encoder(norm_first=True),
-    "TransformerEncoderLayer, norm first, gelu, no bias": encoder(norm_first=True, activation="gelu", bias=False),
+    "TransformerEncoderLayer, norm first, gelu, no bias": encoder(
+        norm_first=True, activation="gelu", bias=False
+    ),
     "TransformerEncoderLayer, another eps": encoder(layer_norm_eps=0.1),
     "TransformerEncoderLayer, causal": encoder(options={"src_mask": TRIANGLE}, activation="gelu"),
     "TransformerEncoderLayer, padding": encoder(options={"src_key_padding_mask": PADDING}, activation="gelu"),
@@ -163,28 +190,39 @@ LAYERS = {
         options={"mask": TRIANGLE, "src_key_padding_mask": PADDING}, layers=3, norm=True, norm_first=True
     ),
     "TransformerDecoder of lengths": decoder(
-        2, options={"tgt_is_causal": True, "memory_key_lengths": [5, 2, 4], "memory_mask": 0.5 * PAIRS}, masks=False
+        2,
+        options={"tgt_is_causal": True, "memory_key_lengths": [5, 2, 4], "memory_mask": 0.5 * PAIRS},
+        masks=False,
     ),
     **{f"TransformerDecoder {n}": decoder(**case) for n, case in enumerate(DECODERS)},
     "Sequential": Case(
-        lambda **own: nn.Sequential(nn.Linear(6, 4, **own), nn.SelfAttentionBlock(4, **own), nn.Linear(4, 6, **own))
+        lambda **own: nn.Sequential(
+            nn.Linear(6, 4, **own), nn.SelfAttentionBlock(4, **own), nn.Linear(4, 6, **own)
+        )
     ),
-    **{f"{name} with dropout": case._replace(theirs=None, random=True) for name, case in {
-        "MultiheadAttention": attention(dropout=0.5),
-        "TransformerEncoderLayer": encoder(dropout=0.3),
-        "TransformerEncoderLayer, norm first,": encoder(dropout=0.3, norm_first=True, batch_first=False),
-        "TransformerDecoder": decoder(2, dropout=0.4),
-    }.items()},
+    **{
+        f"{name} with dropout": case._replace(theirs=None, random=True)
+        for name, case in {
+            "MultiheadAttention": attention(dropout=0.5),
+            "TransformerEncoderLayer": encoder(dropout=0.3),
+            "TransformerEncoderLayer, norm first,": encoder(dropout=0.3, norm_first=True, batch_first=False),
+            "TransformerDecoder": decoder(2, dropout=0.4),
+        }.items()
+    },
     "Dropout": Case(lambda rng=None, dtype=None: nn.Dropout(0.5, rng=0), random=True),
     "ScaledDotProductAttention with dropout": Case(
-        lambda rng=None, dtype=None: nn.ScaledDotProductAttention(), (X, X, X, None, nn.Dropout(0.5, rng=0)), random=True,
+        lambda rng=None, dtype=None: nn.ScaledDotProductAttention(),
+        (X, X, X, None, nn.Dropout(0.5, rng=0)),
+        random=True,
     ),
-}  # fmt: skip
+}
 IDS = (np.array([[1, 4, 0], [2, 3, 1]]),)
 MODELS = {
-    "EmbeddingModel": Case(lambda **own: nn.EmbeddingModel(str.split, 5, 4, max_seq_len=4, num_layers=2, **own), IDS),
+    "EmbeddingModel": Case(
+        lambda **own: nn.EmbeddingModel(str.split, 5, 4, max_seq_len=4, num_layers=2, **own), IDS
+    ),
     "GPT": Case(lambda **own: nn.GPT(5, 6, 1, 3, 4, **own), IDS),
-}  # fmt: skip
+}
 STEADY = {name: case for name, case in LAYERS.items() if not case.random}
 every_layer = pytest.mark.parametrize("case", STEADY.values(), ids=STEADY)
 THEIRS = {name: case for name, case in LAYERS.items() if case.theirs}
@@ -215,7 +253,8 @@ def seed(*layers):
 
 
 def as_function(layer, case):
-    """Return ``vjp`` as arrays -> y, dy -> (the arrays' gradients, the parameters'); check that forward has the same bits."""
+    """Return ``vjp`` as arrays -> y, dy -> (the arrays' gradients, the parameters'); check that forward has the same
+    bits."""
 
     def vjp(*arrays):
         arguments = (*arrays, *case.inputs[len(arrays) :])

@@ -14,9 +14,13 @@ RNG = np.random.default_rng(0)
 SHAPES = [(4,), (5, 4), (3, 4, 2), (2, 4, 3, 2), (0, 4)]
 WEIGHT = np.array([0.5, 2.0, 0.0, 1.5])
 CASES = covering(
-    shape=SHAPES, kind=["classes", "probabilities"], weight=[None, WEIGHT], label_smoothing=[0.0, 0.3, 1.0],
-    reduction=["mean", "sum", "none"], ignore_index=[-100, 1],
-)  # fmt: skip
+    shape=SHAPES,
+    kind=["classes", "probabilities"],
+    weight=[None, WEIGHT],
+    label_smoothing=[0.0, 0.3, 1.0],
+    reduction=["mean", "sum", "none"],
+    ignore_index=[-100, 1],
+)
 for case in CASES:
     if case["kind"] == "probabilities":
         case["ignore_index"] = -100
@@ -168,34 +172,61 @@ def test_mse_by_its_definition(reduction):
 
 
 test_errors_say_what_was_given = refusals(
-    (lambda: nn.CrossEntropyLoss()(np.ones((2, 4)), [0, 1, 2]),
-     ValueError, r"classes, integers of shape \(2,\), or probabilities.*\(2, 4\); not int64 of shape \(3,\)"),
-    (lambda: nn.CrossEntropyLoss()(np.ones((2, 3, 5)), np.ones((2, 3), int)),
-     ValueError, r"classes are axis 1 of x: .* x.reshape\(-1, 5\)"),
+    (
+        lambda: nn.CrossEntropyLoss()(np.ones((2, 4)), [0, 1, 2]),
+        ValueError,
+        r"classes, integers of shape \(2,\), or probabilities.*\(2, 4\); not int64 of shape \(3,\)",
+    ),
+    (
+        lambda: nn.CrossEntropyLoss()(np.ones((2, 3, 5)), np.ones((2, 3), int)),
+        ValueError,
+        r"classes are axis 1 of x: .* x.reshape\(-1, 5\)",
+    ),
     (lambda: nn.CrossEntropyLoss()(np.ones((2, 4)), [True, False]), TypeError, "not bool"),
-    (lambda: nn.CrossEntropyLoss()(np.ones((2, 4)), [0, 4]),
-     ValueError, r"target must be in 0...3, or -100, which is ignored; not 4"),
+    (
+        lambda: nn.CrossEntropyLoss()(np.ones((2, 4)), [0, 4]),
+        ValueError,
+        r"target must be in 0...3, or -100, which is ignored; not 4",
+    ),
     (lambda: nn.CrossEntropyLoss()(np.ones((2, 4)), [0, -1]), ValueError, "not -1"),
     (lambda: nn.CrossEntropyLoss()(1.0, 0), ValueError, r"not \(\)"),
-    (lambda: nn.CrossEntropyLoss(ignore_index=1)(np.ones((2, 4)), np.ones((2, 4))),
-     ValueError, "ignore_index=1 is for targets that are classes"),
-    (lambda: nn.CrossEntropyLoss([1, 2, 3])(np.ones((2, 4)), [0, 1]),
-     ValueError, "weight has 3 numbers, .* has 4 classes"),
+    (
+        lambda: nn.CrossEntropyLoss(ignore_index=1)(np.ones((2, 4)), np.ones((2, 4))),
+        ValueError,
+        "ignore_index=1 is for targets that are classes",
+    ),
+    (
+        lambda: nn.CrossEntropyLoss([1, 2, 3])(np.ones((2, 4)), [0, 1]),
+        ValueError,
+        "weight has 3 numbers, .* has 4 classes",
+    ),
     (lambda: nn.CrossEntropyLoss([[1.0]]), ValueError, r"weight must have shape \(C,\)"),
     (lambda: nn.CrossEntropyLoss(label_smoothing=1.5), ValueError, "label_smoothing must be between 0 and 1"),
     (lambda: nn.CrossEntropyLoss(ignore_index=0.5), TypeError, "ignore_index must be an int"),
     (lambda: nn.CrossEntropyLoss(ignore_index=True), TypeError, "ignore_index must be an int"),
     (lambda: nn.MSELoss(reduction="average"), ValueError, 'reduction must be "mean"'),
     (lambda: nn.MSELoss()(np.ones(2), np.ones((2, 1))), ValueError, r"same shape, not \(2,\) and \(2, 1\)"),
-    (lambda: nn.MSELoss()(np.ones(2, complex), np.ones(2)),
-     TypeError, "x must hold floats or integers, not complex128"),
-    (lambda: nn.BCEWithLogitsLoss(pos_weight=np.ones(3))(np.ones(2), np.ones(2)),
-     ValueError, r"pos_weight \(3,\) cannot be broadcast to the shape of x, \(2,\)"),
-    (lambda: nn.BCEWithLogitsLoss(np.ones((2, 2)))(np.ones(2), np.ones(2)),
-     ValueError, r"weight \(2, 2\) cannot"),
-    (lambda: nn.MSELoss().vjp(np.ones(2), np.ones(2))[1]([1.0, 1.0]),
-     ValueError, r"d_value must have the shape of the loss, \(\), not \(2,\)"),
-)  # fmt: skip
+    (
+        lambda: nn.MSELoss()(np.ones(2, complex), np.ones(2)),
+        TypeError,
+        "x must hold floats or integers, not complex128",
+    ),
+    (
+        lambda: nn.BCEWithLogitsLoss(pos_weight=np.ones(3))(np.ones(2), np.ones(2)),
+        ValueError,
+        r"pos_weight \(3,\) cannot be broadcast to the shape of x, \(2,\)",
+    ),
+    (
+        lambda: nn.BCEWithLogitsLoss(np.ones((2, 2)))(np.ones(2), np.ones(2)),
+        ValueError,
+        r"weight \(2, 2\) cannot",
+    ),
+    (
+        lambda: nn.MSELoss().vjp(np.ones(2), np.ones(2))[1]([1.0, 1.0]),
+        ValueError,
+        r"d_value must have the shape of the loss, \(\), not \(2,\)",
+    ),
+)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -1,4 +1,5 @@
-"""nn.MultiheadAttention, nn.SelfAttention, nn.ScaledDotProductAttention: masks, dropout, every step; test_every_layer.py has gradients."""
+"""nn.MultiheadAttention, nn.SelfAttention, nn.ScaledDotProductAttention: masks, dropout, every step;
+test_every_layer.py has gradients."""
 
 import math
 
@@ -144,10 +145,14 @@ F64 = {"dtype": np.float64}
 X = np.random.default_rng(5).standard_normal((2, 5, 6))
 LENGTHS = [5, 3]
 KINDS = {
-    "plain": {}, "other width of values": {"d_v": 3}, "other width of values, bias": {"d_v": 7, "bias": True},
-    "dot": {"score": "dot"}, "unscaled": {"scale": False, "d_v": 2}, "additive": {"score": "additive", "d_v": 3},
+    "plain": {},
+    "other width of values": {"d_v": 3},
+    "other width of values, bias": {"d_v": 7, "bias": True},
+    "dot": {"score": "dot"},
+    "unscaled": {"scale": False, "d_v": 2},
+    "additive": {"score": "additive", "d_v": 3},
     "additive, bias": {"score": "additive", "bias": True},
-}  # fmt: skip
+}
 
 
 def layer_of(kind, **more):
@@ -158,8 +163,13 @@ def test_weights_and_biases_are_drawn_one_after_the_other():
     layer = nn.SelfAttention(4, 2, bias=True, d_v=3, rng=sa.torch_rng(7))
     torch_like = sa.torch_rng(7)
     for name, shape in {
-        "W_query": (4, 2), "W_key": (4, 2), "W_value": (4, 3), "b_query": (2,), "b_key": (2,), "b_value": (3,),
-    }.items():  # fmt: skip
+        "W_query": (4, 2),
+        "W_key": (4, 2),
+        "W_value": (4, 3),
+        "b_query": (2,),
+        "b_key": (2,),
+        "b_value": (3,),
+    }.items():
         np.testing.assert_array_equal(layer.parameters()[name], torch_like.random(shape, np.float32))
 
 
@@ -174,10 +184,13 @@ def test_scores_have_two_names_for_unscaled():
 
 MASK = np.random.default_rng(1).random((2, 5, 5)) < 0.5
 OPTIONS = {
-    "none": {}, "mask": {"attn_mask": MASK}, "float mask": {"attn_mask": np.where(MASK[0], 0.5, -np.inf)},
-    "lengths": {"key_lengths": LENGTHS, "num_threads": 1}, "causal": {"is_causal": True},
+    "none": {},
+    "mask": {"attn_mask": MASK},
+    "float mask": {"attn_mask": np.where(MASK[0], 0.5, -np.inf)},
+    "lengths": {"key_lengths": LENGTHS, "num_threads": 1},
+    "causal": {"is_causal": True},
     "dropout": {"dropout_p": 0.5, "rng": 3},
-}  # fmt: skip
+}
 BLOCKS = {
     "SelfAttention": lambda: layer_of("other width of values, bias"),
     "SelfAttention, dot": lambda: layer_of("dot"),
@@ -217,11 +230,13 @@ def test_the_last_step_of_an_additive_score_is_the_output(kind, options):
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"key_padding_mask": np.arange(5) >= np.array([[3], [5]])}, {"attn_mask": ~np.tri(4, 5, dtype=bool)},
+        {},
+        {"key_padding_mask": np.arange(5) >= np.array([[3], [5]])},
+        {"attn_mask": ~np.tri(4, 5, dtype=bool)},
         {"key_lengths": LENGTHS, "is_causal": True},
     ],
     ids=["none", "padding", "mask", "lengths"],
-)  # fmt: skip
+)
 def test_the_steps_of_several_heads_end_in_the_output(options, batch_first, heads):
     layer = nn.MultiheadAttention(6, heads, kdim=4, batch_first=batch_first, rng=0, **F64)
     rng = np.random.default_rng(0)
@@ -252,7 +267,7 @@ Q, K, V = (
 WORDS = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])[:, None, None, :]  # (batch, 1, 1, len)
 NOTHING = np.array([[1, 1, 0, 1, 0], [0, 0, 0, 0, 0]])[:, None, None, :]  # a sentence without words
 PER_QUERY = (DRAW.random((ROWS, COLUMNS)) < 0.5) & (np.arange(ROWS) != 1)[:, None]
-MASKS = {"none": None, "padding": WORDS, "booleans": WORDS == 1, "nothing": NOTHING, "per query": PER_QUERY}  # fmt: skip
+MASKS = {"none": None, "padding": WORDS, "booleans": WORDS == 1, "nothing": NOTHING, "per query": PER_QUERY}
 
 attention = nn.ScaledDotProductAttention()
 
@@ -413,15 +428,21 @@ test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: make({})(*3 * [ones(3, 2, 8)], key_lengths=[4, 1]), ValueError, "key_lengths"),
     (lambda: make({}).vjp(*3 * [ones(3, 8)])[1](ones(3, 7)), ValueError, r"d_output .* not \(3, 7\)"),
     (lambda: nn.SelfAttention(2, 3, d_v=0), ValueError, "d_v must be at least 1, not 0"),
-    (lambda: nn.SelfAttention(2, 3, score="cosine"), ValueError, "\"additive\", not .cosine."),
+    (lambda: nn.SelfAttention(2, 3, score="cosine"), ValueError, '"additive", not .cosine.'),
     (lambda: nn.SelfAttention(2, 3, scale=False, score="additive"), ValueError, "scale=False means"),
     (lambda: layer_of("additive")(X, window=(1, 1)), TypeError, "window"),
     (lambda: layer_of("additive").steps(X, window=(1, 1)), TypeError, "window"),
     (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 4))), ValueError, r"\(..., 2\), not \(2, 4\)"),
     (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 2)), return_lse=True), TypeError, "return_lse"),
     (lambda: nn.SelfAttentionBlock(2)(np.ones((2, 2)), np.ma.ones((2, 2))), TypeError, "MaskedArray"),
-    *((lambda layer=layer: layer(np.ones((1, 2, 2)), key_lengths=np.ma.ones(1, int)), TypeError, "key_lengths is a Mask")
-      for layer in (nn.SelfAttentionBlock(2), ENCODER, nn.TransformerEncoder(ENCODER, 1))),
+    *(
+        (
+            lambda layer=layer: layer(np.ones((1, 2, 2)), key_lengths=np.ma.ones(1, int)),
+            TypeError,
+            "key_lengths is a Mask",
+        )
+        for layer in (nn.SelfAttentionBlock(2), ENCODER, nn.TransformerEncoder(ENCODER, 1))
+    ),
     (lambda: attention(Q, K, V, WORDS.astype(float)), TypeError, "mask .* not float64 .*attn_mask="),
     (lambda: attention(Q, K, V, np.ones((2, 5))), TypeError, "not float64"),
     (lambda: attention(Q, K, V, np.ones((2, 5), int)), ValueError, r"mask \(2, 5\) does not .*"),
@@ -433,4 +454,4 @@ test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: attention(Q, K[..., 1:], V, WORDS), ValueError, "the same last dimension"),
     (lambda: attention(Q > 0, K, V), TypeError, "query must hold floats or integers, not bool"),
     (lambda: attention.vjp(Q, K, V)[1](np.ones(3)), ValueError, r"d_values .*, not \(3,\)"),
-)  # fmt: skip
+)

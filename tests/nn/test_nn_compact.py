@@ -60,7 +60,8 @@ def test_an_encoder_computes_with_its_rounded_weights(kind, norm_first):
     state = {n: float32_of(x, given.get(f"{n}_scale")) for n, x in given.items() if not n.endswith("_scale")}
     whole.load_state_dict({name: x.astype(np.float32) for name, x in state.items()})
     y = encoder(x)
-    # Rounded inputs are off by 1/255 of a group's range at most in each of eight products; norms keep the size of the rows at 1.
+    # Rounded inputs are off by 1/255 of a group's range at most in each of eight products; norms keep the size of the
+    # rows at 1.
     assert np.abs(y - whole(x)).max() < (0.1 if kind == "int8" else 0.05)
     assert not np.array_equal(y, before)
     assert np.corrcoef(y.ravel(), before.ravel())[0, 1] > 0.999

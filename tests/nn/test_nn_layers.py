@@ -1,4 +1,5 @@
-"""Layers, activations, positions, states, dtypes, reprs, options of a Sequential, errors; test_every_layer.py has numbers and gradients."""
+"""Layers, activations, positions, states, dtypes, reprs, options of a Sequential, errors; test_every_layer.py has
+numbers and gradients."""
 
 import math
 import re
@@ -11,8 +12,8 @@ from refusals import refusals
 
 import selfattn as sa
 from selfattn import nn, reference
+from selfattn._check import Entries
 from selfattn.engine.rope import read_rope
-from selfattn.models._folder import Config
 
 EPS32 = float(np.finfo(np.float32).eps)
 ROWS = np.random.default_rng(5).standard_normal((2, 5, 6))
@@ -193,17 +194,29 @@ def test_a_shared_layer_has_one_gradient_the_sum():
         (nn.GELU("tanh"), "GELU(approximate='tanh')"),
         (nn.Dropout(0.25), "Dropout(p=0.25)"),
         (nn.MSELoss(reduction="sum"), "MSELoss(reduction='sum')"),
-        (nn.CrossEntropyLoss(np.ones(3), label_smoothing=0.1),
-         "CrossEntropyLoss(ignore_index=-100, weight=(3,), label_smoothing=0.1, reduction='mean')"),
-        (nn.RotaryEmbedding(8, max_len=16, interleaved=True),
-         "RotaryEmbedding(dim=8, max_len=16, theta=10000.0, interleaved=True)"),
-        (nn.MultiheadAttention(8, 2, batch_first=True),
-         "MultiheadAttention(embed_dim=8, num_heads=2, dropout=0.0, batch_first=True"),
-        (nn.TransformerEncoderLayer(8, 2, 16), "TransformerEncoderLayer(d_model=8, activation='relu', norm_first=False"),
-        (nn.TransformerDecoderLayer(8, 2, 16), "TransformerDecoderLayer(d_model=8, activation='relu', norm_first=False"),
+        (
+            nn.CrossEntropyLoss(np.ones(3), label_smoothing=0.1),
+            "CrossEntropyLoss(ignore_index=-100, weight=(3,), label_smoothing=0.1, reduction='mean')",
+        ),
+        (
+            nn.RotaryEmbedding(8, max_len=16, interleaved=True),
+            "RotaryEmbedding(dim=8, max_len=16, theta=10000.0, interleaved=True)",
+        ),
+        (
+            nn.MultiheadAttention(8, 2, batch_first=True),
+            "MultiheadAttention(embed_dim=8, num_heads=2, dropout=0.0, batch_first=True",
+        ),
+        (
+            nn.TransformerEncoderLayer(8, 2, 16),
+            "TransformerEncoderLayer(d_model=8, activation='relu', norm_first=False",
+        ),
+        (
+            nn.TransformerDecoderLayer(8, 2, 16),
+            "TransformerDecoderLayer(d_model=8, activation='relu', norm_first=False",
+        ),
         (nn.GPT(5, 8, 1, 2, 4, rng=0), "GPT("),
     ],
-)  # fmt: skip
+)
 def test_texts(module, text):
     assert "".join(repr(module).split()).startswith("".join(text.split()).rstrip(")"))
 
@@ -359,7 +372,7 @@ def test_positions_of_each_sequence():
 def test_scaled_angles_are_those_of_language_models():
     """Drawn folders compare these with Transformers'."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-    turns = read_rope(Config({"rope_parameters": scaling | {"rope_theta": 500.0}}), 6, 64)
+    turns = read_rope(Entries({"rope_parameters": scaling | {"rope_theta": 500.0}}, "the test"), 6, 64)
     angles, x = np.arange(5, dtype=np.float32)[:, None] * np.float32(turns.frequencies), X.astype(np.float32)
     expected = reference.apply_rotary_emb(x, np.cos(angles) * turns.factor, np.sin(angles) * turns.factor)
     np.testing.assert_allclose(nn.RotaryEmbedding(6, 64, 500.0, scaling=scaling)(x), expected, atol=1e-5)
@@ -393,9 +406,33 @@ def test_a_mask_that_looks_inverted_is_a_warning_that_says_what_to_do(name):
         assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for mask in (~np.tri(5, dtype=bool), np.zeros((5, 5), bool), np.tri(5, k=1, dtype=bool), np.eye(5) == 1,
-                     np.where(np.tri(5), 0, -np.inf), np.tri(5) * -1, np.tri(5, k=-1, dtype=bool)):  # fmt: skip
+        for mask in (
+            ~np.tri(5, dtype=bool),
+            np.zeros((5, 5), bool),
+            np.tri(5, k=1, dtype=bool),
+            np.eye(5) == 1,
+            np.where(np.tri(5), 0, -np.inf),
+            np.tri(5) * -1,
+            np.tri(5, k=-1, dtype=bool),
+        ):
             call(mask)
+
+
+def test_an_array_that_is_no_parameter_is_a_warning():
+    class Own(nn.Module):
+        def __init__(self):
+            self._constant, self.ids = np.ones(3), np.arange(3)
+            self.register_parameter("factor", np.ones(3))
+
+        def forward(self, x):
+            self.seen = x * self.factor
+            return self.seen
+
+    module = Own()
+    module(np.ones(3))
+    module.factor = np.zeros(3)
+    with pytest.warns(UserWarning, match=r"weight of this Own .* self.register_parameter\('weight', array\)"):
+        module.weight = np.ones(3)
 
 
 test_wrong_calls_say_what_is_wrong = refusals(
@@ -427,41 +464,74 @@ test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: nn.Embedding(3, 2, padding_idx=3), ValueError, "below 3"),
     (lambda: nn.ModuleList([1]), TypeError, "only modules"),
     (lambda: setattr(nn.Linear(2, 1), "weight", np.ma.ones((1, 2))), TypeError, "weight is a MaskedArray"),
-    (lambda: nn.RMSNorm(2).load_state_dict({"weight": np.ma.ones(2)}),
-     ValueError, "weight is a MaskedArray; pass a plain array"),
+    (
+        lambda: nn.RMSNorm(2).load_state_dict({"weight": np.ma.ones(2)}),
+        ValueError,
+        "weight is a MaskedArray; pass a plain array",
+    ),
     (lambda: setattr(nn.Linear(2, 1), "weight", np.ones(3)), ValueError, r"\(1, 2\), not \(3,\)"),
     (lambda: setattr(nn.Linear(2, 1, bias=False), "bias", [1.0]), AttributeError, "without bias"),
     (lambda: nn.Module()(1), NotImplementedError, "forward"),
     (lambda: nn.init.kaiming_normal_(np.ones(3)), ValueError, "at least 2 dims"),
     (lambda: nn.init.normal_(np.ones(3, int)), TypeError, "tensor must be an ndarray of floats"),
     (lambda: nn.init.constant_(np.ones(3, bool), 0.5), TypeError, "tensor must be an ndarray of floats"),
-    (lambda: nn.init.uniform_([1.0, 2.0]),
-     TypeError, r"tensor must be .*, which is filled, not \[1.0, 2.0\]"),
+    (
+        lambda: nn.init.uniform_([1.0, 2.0]),
+        TypeError,
+        r"tensor must be .*, which is filled, not \[1.0, 2.0\]",
+    ),
     (lambda: nn.init.xavier_uniform_([[1.0]]), TypeError, r"tensor must be .*, not \[\[1.0\]\]"),
     (lambda: nn.init.calculate_gain("cube"), ValueError, "cube"),
     (lambda: nn.Linear(2, 2).register_parameter("w", [1.0]), TypeError, "parameter"),
-    (lambda: nn.Linear(2, 2).load_state_dict({"weight": np.ones((2, 2), bool), "bias": np.zeros(2, np.float32)}),
-     ValueError, "weight must hold floats or integers, not bool"),
-    (lambda: nn.init.kaiming_uniform_(ARRAY, mode="fan"), ValueError, 'mode must be "fan_in" or "fan_out", not \'fan\''),
+    (
+        lambda: nn.Linear(2, 2).load_state_dict(
+            {"weight": np.ones((2, 2), bool), "bias": np.zeros(2, np.float32)}
+        ),
+        ValueError,
+        "weight must hold floats or integers, not bool",
+    ),
+    (
+        lambda: nn.init.kaiming_uniform_(ARRAY, mode="fan"),
+        ValueError,
+        'mode must be "fan_in" or "fan_out", not \'fan\'',
+    ),
     (lambda: nn.init.normal_(ARRAY, rng=-1), ValueError, "rng must not be negative, not -1"),
     (lambda: nn.GELU("erf"), ValueError, 'approximate must be "none" or "tanh", not \'erf\''),
     (lambda: nn.ReLU()(1j), TypeError, "x must hold floats or integers, not complex"),
     (lambda: nn.SiLU().vjp([1.0, 2.0])[1](1.0), ValueError, r"dy must have the shape of the result, \(2,\)"),
     (lambda: nn.RotaryEmbedding(3), ValueError, "dim must be even"),
     (lambda: nn.RotaryEmbedding(4, theta=1.0), ValueError, "theta must be above 1"),
-    (lambda: nn.RotaryEmbedding(4, scaling={"rope_type": "x"}),
-     ValueError, "the type 'x' of rotary positions is not supported"),
-    (lambda: nn.RotaryEmbedding(4, scaling={"rope_theta": 3.0}),
-     ValueError, "scaling must not have rope_theta: pass it as theta"),
+    (
+        lambda: nn.RotaryEmbedding(4, scaling={"rope_type": "x"}),
+        ValueError,
+        "the type 'x' of rotary positions is not supported",
+    ),
+    (
+        lambda: nn.RotaryEmbedding(4, scaling={"rope_theta": 3.0}),
+        ValueError,
+        "scaling must not have rope_theta: pass it as theta",
+    ),
     (lambda: nn.RotaryEmbedding(4)(np.ones(4)), ValueError, r"x must have shape \(..., L, 4\)"),
     (lambda: nn.RotaryEmbedding(4, 3)(np.ones((5, 4))), ValueError, "x has 5 positions, more than max_len=3"),
-    (lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [1, 3]),
-     ValueError, "positions must be in 0...2, not 1 to 3"),
-    (lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [0, 1, 2]),
-     ValueError, r"positions must have shape \(..., L\) with L = 2, not \(3,\)"),
+    (
+        lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [1, 3]),
+        ValueError,
+        "positions must be in 0...2, not 1 to 3",
+    ),
+    (
+        lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [0, 1, 2]),
+        ValueError,
+        r"positions must have shape \(..., L\) with L = 2, not \(3,\)",
+    ),
     (lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [0.0, 1.0]), TypeError, "positions must be integers"),
-    (lambda: nn.LearnedPositions(4, 3)(np.ones((5, 4))),
-     ValueError, "x has 5 positions, more than max_len=3"),
-    (lambda: nn.SinusoidalPositions(4, 3)(np.ones((5, 4))),
-     ValueError, "x has 5 positions, more than max_len=3"),
-)  # fmt: skip
+    (
+        lambda: nn.LearnedPositions(4, 3)(np.ones((5, 4))),
+        ValueError,
+        "x has 5 positions, more than max_len=3",
+    ),
+    (
+        lambda: nn.SinusoidalPositions(4, 3)(np.ones((5, 4))),
+        ValueError,
+        "x has 5 positions, more than max_len=3",
+    ),
+)

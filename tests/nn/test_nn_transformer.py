@@ -1,4 +1,5 @@
-"""Layers and stacks of the Transformer: copies, dropout, masks, errors; test_every_layer.py has numbers and gradients."""
+"""Layers and stacks of the Transformer: copies, dropout, masks, errors; test_every_layer.py has numbers and
+gradients."""
 
 import itertools
 
@@ -69,7 +70,8 @@ def test_layers_of_an_encoder_drop_different_places():
 
 @pytest.mark.parametrize("norm", [None, "norm"])
 def test_layers_of_another_kind_compute_what_the_core_does(norm):
-    """A subclass may compute anything, so the encoder calls each layer; these subclasses compute the same as the core."""
+    """A subclass may compute anything, so the encoder calls each layer; these subclasses compute the same as the
+    core."""
 
     class Own(nn.TransformerEncoderLayer):
         pass
@@ -162,25 +164,45 @@ test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: replaced(norm2=nn.LayerNorm(6, elementwise_affine=False))(X), ValueError, "norm2 .* a weight"),
     (lambda: replaced(self_attn=nn.MultiheadAttention(6, 2, kdim=4))(X), ValueError, "self_attn .* as wide"),
     (lambda: replaced(activation="silu")(X), ValueError, '"relu" or "gelu", not \'silu\''),
-    (lambda: nn.TransformerDecoderLayer(6, 2, activation="silu"),
-     ValueError, 'activation must be "relu" or "gelu"'),
+    (
+        lambda: nn.TransformerDecoderLayer(6, 2, activation="silu"),
+        ValueError,
+        'activation must be "relu" or "gelu"',
+    ),
     (lambda: nn.TransformerDecoderLayer(6, 4), ValueError, "nhead must divide d_model; 4 does not divide 6"),
     (lambda: nn.TransformerDecoder(3, 2), TypeError, "decoder_layer must be a Module, not int"),
-    (lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(6, 2), 2, 3),
-     TypeError, "norm must be a Module or None, not int"),
-    (lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 5)), np.ones((2, 6))),
-     ValueError, r"tgt must have shape \(..., 6\), not \(2, 5\)"),
-    (lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((2, 5))),
-     ValueError, r"memory must have shape \(..., 6\), not \(2, 5\)"),
-    (lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((3, 2, 6))),
-     ValueError, r"must all be \(L, E\) or all be"),
-    (lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((3, 6)), memory_mask=np.ones((2, 2), bool)),
-     ValueError, r"attn_mask must have shape .* \(2, 3\)"),
+    (
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(6, 2), 2, 3),
+        TypeError,
+        "norm must be a Module or None, not int",
+    ),
+    (
+        lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 5)), np.ones((2, 6))),
+        ValueError,
+        r"tgt must have shape \(..., 6\), not \(2, 5\)",
+    ),
+    (
+        lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((2, 5))),
+        ValueError,
+        r"memory must have shape \(..., 6\), not \(2, 5\)",
+    ),
+    (
+        lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((3, 2, 6))),
+        ValueError,
+        r"must all be \(L, E\) or all be",
+    ),
+    (
+        lambda: nn.TransformerDecoderLayer(6, 2)(
+            np.ones((2, 6)), np.ones((3, 6)), memory_mask=np.ones((2, 2), bool)
+        ),
+        ValueError,
+        r"attn_mask must have shape .* \(2, 3\)",
+    ),
     (encode([1.0, 2.0]), TypeError, "integers, got float64"),
     (encode([1]), ValueError, r"shape \(2,\) or \(\), not \(1,\)"),
     (encode([1, 4]), ValueError, r"in 0...3, not \[1, 4\]"),
     (encode([-1, 2]), ValueError, r"in 0...3"),
-)  # fmt: skip
+)
 
 
 def as_floats(mask, dtype):

@@ -1,4 +1,5 @@
-"""selfattn.optim: the algorithms as papers write them, schedules of the learning rate, clipping, PyTorch's numbers, 16 bits, errors."""
+"""selfattn.optim: the algorithms as papers write them, schedules of the learning rate, clipping, PyTorch's numbers,
+16 bits, errors."""
 
 import copy
 import decimal
@@ -136,10 +137,19 @@ def test_read_only_parameters_stop_the_whole_step():
     params = {"a": np.ones(3, np.float16), "b": np.ones(3, np.float16)}
     optimizer = optim.Adam(params)
     params["b"].flags.writeable = False
-    with pytest.raises(TypeError, match="writable"):
+    with pytest.raises(ValueError, match="the parameter b is read-only"):
         optimizer.step({"a": np.ones(3), "b": np.ones(3)})
     np.testing.assert_array_equal(params["a"], 1)
     assert optimizer.state_dict()["state"] == {} and not optimizer.stepped
+
+
+def test_parameters_that_share_memory_are_refused():
+    whole = np.ones((4, 6))
+    apart = {"left": whole[:, :3], "right": whole[:, 3:], "other": np.ones(2), "none": whole[:0]}
+    optim.SGD(apart)  # their columns alternate in memory
+    for name, shared in (("last", whole[3:]), ("turned", whole[:, 4:].T), ("number", whole[2, 5:])):
+        with pytest.raises(ValueError, match=f"the parameters .*{name}.* share memory"):
+            optim.SGD(apart | {name: shared})
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -241,17 +251,33 @@ test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: adam({"w": [1.0]}), TypeError, "ndarray of floats"),
     (lambda: adam({"w": np.ones(2, int)}), TypeError, "ndarray of floats"),
     (lambda: optim.SGD({"w": MASKED}, 0.1), TypeError, r"params\['w'\] must be an ndarray of floats"),
-    (lambda: adam(W).step({"w": MASKED}), TypeError, "the gradient of w is a MaskedArray; pass a plain array"),
+    (
+        lambda: adam(W).step({"w": MASKED}),
+        TypeError,
+        "the gradient of w is a MaskedArray; pass a plain array",
+    ),
     (lambda: adam(W).step({"w": np.ones(2), "u": np.ones(2)}), ValueError, "'u', which is not"),
     (lambda: adam(W).step((np.ones(2), W)), TypeError, "grads must be a mapping .*, not tuple"),
     (lambda: adam(W).step({"w": np.ones(2, complex)}), TypeError, "complex128"),
     (lambda: adam(W).step({"w": np.ones(2, "m8[s]")}), TypeError, "timedelta64"),
     (lambda: adam(W).step({"w": np.ones(3)}), ValueError, r"shape \(3,\), the parameter \(2,\)"),
-    *((lambda make=make, number=number: make(number), TypeError, f"{name} must be a real number, not")
-      for name, make in (("lr", lambda number: adam(lr=number)), ("p", sa.nn.Dropout)) for number in (
-          "0.1", b"1", None, 1j, np.complex64(1), np.array([0.1]), np.bool_(True), True, np.array("0.1"), [0.1],
-      )),
-)  # fmt: skip
+    *(
+        (lambda make=make, number=number: make(number), TypeError, f"{name} must be a real number, not")
+        for name, make in (("lr", lambda number: adam(lr=number)), ("p", sa.nn.Dropout))
+        for number in (
+            "0.1",
+            b"1",
+            None,
+            1j,
+            np.complex64(1),
+            np.array([0.1]),
+            np.bool_(True),
+            True,
+            np.array("0.1"),
+            [0.1],
+        )
+    ),
+)
 
 
 def test_wrong_calls_write_nothing():
@@ -269,9 +295,17 @@ class Integer:
 
 
 NUMBERS = [
-    decimal.Decimal("0.5"), fractions.Fraction(1, 2), np.float16(0.5), np.float64(0.5), np.array(0.5, np.float32),
-    np.int8(1), np.array(1), Integer(1), 1, True + 0.5,
-]  # fmt: skip
+    decimal.Decimal("0.5"),
+    fractions.Fraction(1, 2),
+    np.float16(0.5),
+    np.float64(0.5),
+    np.array(0.5, np.float32),
+    np.int8(1),
+    np.array(1),
+    Integer(1),
+    1,
+    True + 0.5,
+]
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__)
@@ -573,10 +607,16 @@ def test_last_epoch_continues_with_an_optimizer_that_had_a_scheduler():
     rates = []
     for module, optimizer in ((torch.optim.lr_scheduler, theirs), (lr_scheduler, mine)):
         linear(module, optimizer)
-        rates.append([make(module, optimizer).get_last_lr() for make in (
-            lambda m, o: m.LambdaLR(o, math.cosh, last_epoch=3), lambda m, o: m.LinearLR(o, last_epoch=2),
-            lambda m, o: m.CosineAnnealingLR(o, 5, last_epoch=2),
-        )])  # fmt: skip
+        rates.append(
+            [
+                make(module, optimizer).get_last_lr()
+                for make in (
+                    lambda m, o: m.LambdaLR(o, math.cosh, last_epoch=3),
+                    lambda m, o: m.LinearLR(o, last_epoch=2),
+                    lambda m, o: m.CosineAnnealingLR(o, 5, last_epoch=2),
+                )
+            ]
+        )
     assert rates[0] == rates[1]
 
 
@@ -605,24 +645,42 @@ test_errors_say_what_was_given = refusals(
     (lambda: lr_scheduler.CosineAnnealingLR(sgd(), 0), ValueError, "T_max must be at least 1, not 0"),
     (lambda: lr_scheduler.LambdaLR(sgd(), 0.5), TypeError, "lr_lambda must be a function"),
     (lambda: lr_scheduler.LambdaLR(sgd(), [abs, abs]), TypeError, "lr_lambda must be a function"),
-    (lambda: lr_scheduler.LambdaLR(sgd(lr=1), lambda step: -1),
-     ValueError, "lr must be at least 0 and finite, not -1"),
+    (
+        lambda: lr_scheduler.LambdaLR(sgd(lr=1), lambda step: -1),
+        ValueError,
+        "lr must be at least 0 and finite, not -1",
+    ),
     (lambda: lr_scheduler.OneCycleLR(sgd(), 1, epochs=3), ValueError, "needs total_steps, or epochs and"),
     (lambda: one_cycle(lr_scheduler, sgd(), pct_start=1.5), ValueError, "pct_start must be from 0 to 1"),
     (lambda: one_cycle(lr_scheduler, sgd(), anneal_strategy="sin"), ValueError, 'must be "cos" or "linear"'),
     (lambda: one_cycle(lr_scheduler, sgd(), div_factor=0), ValueError, "div_factor .* above 0"),
     (lambda: lr_scheduler.SequentialLR(sgd(), [], []), ValueError, "schedulers is empty"),
-    (lambda: lr_scheduler.SequentialLR(OPTIMIZER, [linear(lr_scheduler, OPTIMIZER)], [3]),
-     ValueError, "1 schedulers need 0 milestones, not 1"),
-    (lambda: lr_scheduler.SequentialLR(sgd(), [linear(lr_scheduler, sgd())], []),
-     ValueError, r"schedulers\[0\] is of another optimizer"),
-    (lambda: lr_scheduler.SequentialLR(OPTIMIZER, [linear(lr_scheduler, OPTIMIZER)], 3),
-     TypeError, "schedulers and milestones must be lists, not .* and 3"),
-    (lambda: lr_scheduler.SequentialLR(OPTIMIZER, [linear(lr_scheduler, OPTIMIZER)] * 3, [3, 3]),
-     ValueError, "milestones must rise"),
-    (lambda: lr_scheduler.SequentialLR(OPTIMIZER, [sequence(lr_scheduler, OPTIMIZER)], []),
-     TypeError, r"schedulers\[0\] must be a scheduler other than a SequentialLR"),
-)  # fmt: skip
+    (
+        lambda: lr_scheduler.SequentialLR(OPTIMIZER, [linear(lr_scheduler, OPTIMIZER)], [3]),
+        ValueError,
+        "1 schedulers need 0 milestones, not 1",
+    ),
+    (
+        lambda: lr_scheduler.SequentialLR(sgd(), [linear(lr_scheduler, sgd())], []),
+        ValueError,
+        r"schedulers\[0\] is of another optimizer",
+    ),
+    (
+        lambda: lr_scheduler.SequentialLR(OPTIMIZER, [linear(lr_scheduler, OPTIMIZER)], 3),
+        TypeError,
+        "schedulers and milestones must be lists, not .* and 3",
+    ),
+    (
+        lambda: lr_scheduler.SequentialLR(OPTIMIZER, [linear(lr_scheduler, OPTIMIZER)] * 3, [3, 3]),
+        ValueError,
+        "milestones must rise",
+    ),
+    (
+        lambda: lr_scheduler.SequentialLR(OPTIMIZER, [sequence(lr_scheduler, OPTIMIZER)], []),
+        TypeError,
+        r"schedulers\[0\] must be a scheduler other than a SequentialLR",
+    ),
+)
 
 
 def test_a_step_beyond_a_cycle_is_an_error():

@@ -1,4 +1,5 @@
-"""The C core of the transformer against the reference: every setting, drawn, on every instruction set; and what it refuses."""
+"""The C core of the transformer against the reference: every setting, drawn, on every instruction set; and what it
+refuses."""
 
 import tracemalloc
 
@@ -12,8 +13,8 @@ from selfattn import _core, nn, reference
 from selfattn.engine import transformer
 from selfattn.engine.transformer import Layer, Norm, Projection, Transformer
 
-# Sizes around vectors, panels and tiles of the instruction sets, the rows of a product (240) and of a thread's share (384);
-# the width is small and drawn, or given.
+# Sizes around vectors, panels and tiles of the instruction sets, the rows of a product (240) and of a thread's share
+# (384); the width is small and drawn, or given.
 LENGTHS = {
     "short": ((3, 1, 5), None), "tiles": ((17, 1, 40, 33), 24), "wide": ((130, 2), 130),
     "shares": ((19, 23, 1, 40, 7) * 6, 32), "long": ((300,), 66),
@@ -32,15 +33,16 @@ def close(got, expected, dtype, what):
 def test_results_and_gradients(seed, size, isa, threads_restored):
     lengths, width = LENGTHS[size]
     dtype = (np.float32, np.float64)[seed % 2]
-    model, inputs, ends = drawn(seed, dtype, d=width, lengths=lengths, dropout=seed % 3 == 0)
+    model, inputs, ends, call = drawn(seed, dtype, d=width, lengths=lengths, dropout=seed % 3 == 0)
     # The core returns a mask's gradient for each head; here no two heads share a key head.
     heads = {number for layer in model.layers for number in (layer.num_heads, layer.num_key_heads)}
-    has_numbers = model.mask is not None and model.mask.dtype != bool
-    shared = has_numbers and {(1, n) for n in heads} == {model.mask.shape[:2]}
-    y, pullback = transformer.vjp(model, inputs, ends, wants_mask=shared)
-    truth, true_pullback = reference.transformer_vjp(model, inputs, ends, np.float64)
+    mask = call.mask if model.position_bias is None else model.position_bias
+    has_numbers = mask is not None and mask.dtype != bool
+    shared = has_numbers and {(1, n) for n in heads} == {mask.shape[:2]}
+    y, pullback = transformer.vjp(model, inputs, ends, call, wants_mask=shared)
+    truth, true_pullback = reference.transformer_vjp(model, inputs, ends, np.float64, call=call)
     close(y, truth, dtype, "y")
-    np.testing.assert_array_equal(transformer.forward(model, inputs, ends), y)
+    np.testing.assert_array_equal(transformer.forward(model, inputs, ends, call), y)
 
     dy = np.random.default_rng(1).standard_normal(y.shape).astype(dtype)
     (dx, grads, d_mask), (true_dx, true_grads, true_mask) = pullback(dy), true_pullback(dy)
@@ -50,12 +52,12 @@ def test_results_and_gradients(seed, size, isa, threads_restored):
         close(grad, expected, dtype, f"gradient {n}")
     if shared:
         close(d_mask, true_mask, dtype, "dmask")
-    alone, none, _ = transformer.vjp(model, inputs, ends, wants_parameters=False)[1](dy)
+    alone, none, _ = transformer.vjp(model, inputs, ends, call, wants_parameters=False)[1](dy)
     np.testing.assert_array_equal(alone, dx)
     assert none == []
     for threads in (1, 2, 7):
         sa.set_num_threads(threads)
-        np.testing.assert_array_equal(transformer.forward(model, inputs, ends), y)
+        np.testing.assert_array_equal(transformer.forward(model, inputs, ends, call), y)
         for grad, again in zip(grads, pullback(dy)[1], strict=True):  # new arrays of the same bits
             assert not np.shares_memory(grad, again)
             np.testing.assert_array_equal(grad, again)
@@ -63,8 +65,9 @@ def test_results_and_gradients(seed, size, isa, threads_restored):
 
 def test_without_sequences_the_gradients_are_zero():
     for seed in range(4):
-        model, inputs, _ = drawn(seed, np.float64)
-        y, pullback = transformer.vjp(model._replace(mask=None, key_bias=None), inputs[:0], np.array([0]))
+        model, inputs, _, call = drawn(seed, np.float64)
+        call = call._replace(mask=None, key_bias=None)
+        y, pullback = transformer.vjp(model._replace(position_bias=None), inputs[:0], np.array([0]), call)
         assert y.shape[0] == 0
         assert not any(grad.any() for grad in pullback(y)[1])
 
@@ -82,15 +85,17 @@ def test_a_sequence_does_not_depend_on_its_company(isa):
 
 def test_masks_of_any_dtype_and_layout(isa):
     """The core reads masks without a copy, which would be as large as the mask."""
-    model, inputs, ends = drawn(1, np.float32, lengths=(40, 33))
+    model, inputs, ends, call = drawn(1, np.float32, lengths=(40, 33))
+    model = model._replace(position_bias=None)
     # Integers, which are the same in every dtype.
     mask = np.random.default_rng(0).integers(-8, 8, (2, 1, 40, 40)).astype(np.float32)
     mask[mask == -8] = -np.inf
     mask[..., 0] = 0
-    expected = transformer.forward(model._replace(mask=mask), inputs, ends)
+    expected = transformer.forward(model, inputs, ends, call._replace(mask=mask))
     others = [mask.astype(dtype) for dtype in (np.float64, np.float16, ">f4", ">f8")]
     for other in (*(layout(mask) for layout in LAYOUTS.values()), *others):
-        np.testing.assert_array_equal(transformer.forward(model._replace(mask=other), inputs, ends), expected)
+        found = transformer.forward(model, inputs, ends, call._replace(mask=other))
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_a_window_wider_than_any_sequence_closes_nothing():
@@ -105,7 +110,8 @@ def test_a_window_wider_than_any_sequence_closes_nothing():
 
 @pytest.mark.parametrize("tokens", [1, 3, 7, 48])
 def test_weights_that_do_not_stay_in_a_cache(tokens, isa):
-    """With few rows and more than 1 MB of weights, kernels prefetch weights. A token's bits do not depend on other tokens."""
+    """With few rows and more than 1 MB of weights, kernels prefetch weights. A token's bits do not depend on other
+    tokens."""
     rng = np.random.default_rng(0)
     d, wide = 200, 300
 
@@ -116,9 +122,16 @@ def test_weights_that_do_not_stay_in_a_cache(tokens, isa):
         return Norm(np.ones(d, np.float32), np.zeros(d, np.float32))
 
     layer = Layer(
-        4, linear(3 * d, d), None, None,
-        output=linear(d, d), attention_norm=norm(), up=linear(wide, d), down=linear(d, wide), feed_forward_norm=norm(),
-    )  # fmt: skip
+        4,
+        linear(3 * d, d),
+        None,
+        None,
+        output=linear(d, d),
+        attention_norm=norm(),
+        up=linear(wide, d),
+        down=linear(d, wide),
+        feed_forward_norm=norm(),
+    )
     model = Transformer((layer,))
     x = rng.standard_normal((60, d)).astype(np.float32)
     among_many = transformer.forward(model, x, np.arange(61))
@@ -127,11 +140,68 @@ def test_weights_that_do_not_stay_in_a_cache(tokens, isa):
     np.testing.assert_array_equal(alone, among_many[:tokens])
 
 
-@pytest.mark.parametrize(("ids", "starts", "model"), bad_calls().values(), ids=bad_calls())
-def test_bad_calls_are_refused(ids, starts, model):
+@pytest.mark.parametrize("arguments", bad_calls().values(), ids=bad_calls())
+def test_bad_calls_are_refused(arguments):
     for keep in (False, True):
         with pytest.raises((TypeError, ValueError)):
-            _core._transformer_forward(ids, starts, model, keep)
+            _core._transformer_forward(*arguments, keep)
+
+
+def test_a_record_has_the_fields_that_the_core_knows():
+    """`_core._record` compares names once, when a class is made; a class that it refuses changes nothing."""
+
+    def made(name, fields, base=Norm):
+        return type(name, (tuple,), {"_fields": fields})
+
+    known = Norm._fields
+    for fields, message in (
+        (known[:-1], "Norm lacks the field kind"),
+        ((*known, "gain"), "the core knows no field 'gain' of Norm"),
+        ((*known[:-1], 3), "the core knows no field 3 of Norm"),
+        (list(known), "no tuple of _fields"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            _core._record(made("Norm", fields))
+    with pytest.raises(TypeError, match="knows no record Nrom"):
+        _core._record(made("Nrom", Norm._fields))
+    for other in (Norm(np.ones(2)), int, None):
+        with pytest.raises(TypeError, match="subclass of tuple"):
+            _core._record(other)
+    model, *arguments = good_call()
+    _core._transformer_forward(model._replace(final_norm=Norm(np.ones(24))), *arguments, False)
+
+
+def test_a_record_may_have_its_fields_in_any_order():
+    turned = type("Norm", (tuple,), {"_fields": Norm._fields[::-1]})
+    model, *arguments = good_call()
+    norm = Norm(np.full(24, 2.0), np.ones(24), 1e-3, "rms")
+    expected = _core._transformer_forward(model._replace(layers=(), final_norm=norm), *arguments, False)
+    try:
+        _core._record(turned)
+        found = model._replace(layers=(), final_norm=turned(norm[::-1]))
+        np.testing.assert_array_equal(_core._transformer_forward(found, *arguments, False), expected)
+        with pytest.raises(
+            TypeError, match=r"final_norm must be a Norm, not selfattn\.engine\.transformer\.Norm"
+        ):
+            _core._transformer_forward(model._replace(layers=(), final_norm=norm), *arguments, False)
+    finally:
+        _core._record(Norm)
+
+
+def test_messages_name_the_field():
+    model, *arguments = good_call()
+    layer = model.layers[0]
+    for changed, message in (
+        ({"query_norm": Norm(np.ones(5))}, r"query_norm must have shape \(6,\), not \(5,\)"),
+        (
+            {"output": Projection(np.ones((24, 24)), np.ones(3))},
+            r"the bias of output must have shape \(24,\)",
+        ),
+        ({"softcap": "2"}, "softcap must be a float, not str"),
+        ({"activation": "swish"}, "activation must be one of None relu gelu gelu_tanh silu, not 'swish'"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            _core._transformer_forward(model._replace(layers=(layer._replace(**changed),)), *arguments, False)
 
 
 def test_bad_gradients_are_refused():

@@ -99,8 +99,18 @@ def test_nothing_but_zeros_or_nan(number):
 
 
 STRANGE = [
-    "$x_1$", "\\frac", "$", "<b>&amp;", "100 %", "_a_", "שלום", "مرحبا", "Ωραία", "é", "don't \"quote\"",
-]  # fmt: skip
+    "$x_1$",
+    "\\frac",
+    "$",
+    "<b>&amp;",
+    "100 %",
+    "_a_",
+    "שלום",
+    "مرحبا",
+    "Ωραία",
+    "é",
+    'don\'t "quote"',
+]
 
 
 def test_tokens_are_text_whatever_they_hold():

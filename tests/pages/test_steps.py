@@ -2,17 +2,25 @@
 
 import numpy as np
 import pytest
+from bad_calls import BAD
 from refusals import refusals
 
 import selfattn as sa
-from selfattn import reference
+from selfattn import nn, reference
 from selfattn.steps.layers import layer_steps, model_steps
+from selfattn.steps.records import Steps
 
 EPS = float(np.finfo(np.float64).eps)
 CLOSE = {"rtol": 0, "atol": 4096 * EPS}  # sums of at most 16 products of numbers below 16, a few in a row
 NAMES = [
-    "scores", "scaled_scores", "masked_scores", "weights", "dropped_weights", "weighted_values", "output",
-]  # fmt: skip
+    "scores",
+    "scaled_scores",
+    "masked_scores",
+    "weights",
+    "dropped_weights",
+    "weighted_values",
+    "output",
+]
 
 OPTIONS = {
     "plain": {},
@@ -29,10 +37,17 @@ OPTIONS = {
     "key lengths": {"key_lengths": [[3], [0]]},
     "dropout": {"dropout_p": 0.5, "rng": 5},
     "all": {
-        "attn_mask": np.random.default_rng(1).normal(size=(1, 4, 3, 5)), "is_causal": True, "window": (1, 1),
-        "softcap": 2.0, "alibi_slopes": 0.5, "sinks": 0.1, "key_lengths": 4, "dropout_p": 0.25, "rng": 2,
+        "attn_mask": np.random.default_rng(1).normal(size=(1, 4, 3, 5)),
+        "is_causal": True,
+        "window": (1, 1),
+        "softcap": 2.0,
+        "alibi_slopes": 0.5,
+        "sinks": 0.1,
+        "key_lengths": 4,
+        "dropout_p": 0.25,
+        "rng": 2,
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -94,6 +109,24 @@ def test_one_array_is_query_key_and_value(qkv):
     for given in ({"key": x}, {"value": x}):
         with pytest.raises(TypeError, match="is missing; leave out key and value, or give both"):
             sa.attention_steps(x, **given)
+
+
+NO_OPTIONS_HERE = {"out", "num_threads", "return_lse", "return_weights"}
+LENIENT = ("window {1: 2, 3: 4}", "window {1, 2}")  # two bounds, in an order
+
+
+def is_refused(bad):
+    is_small = all(np.size(x) < 1000 for x in bad.change.values() if isinstance(x, np.ndarray))
+    return is_small and bad.name not in LENIENT and not set(bad.change) & NO_OPTIONS_HERE and not bad.without
+
+
+@pytest.mark.parametrize("bad", [*filter(is_refused, BAD)], ids=lambda bad: bad.name)
+def test_what_the_kernels_refuse_is_refused(bad):
+    """The message names the argument, or is the kernels', or Python's for values that are not numbers."""
+    no_number = "not supported between|interpreted as an integer"
+    message = "|".join([bad.match, *filter(None, bad.change), no_number])
+    with pytest.raises((TypeError, ValueError, ZeroDivisionError), match=message):
+        sa.attention_steps(**bad.arguments())
 
 
 def test_a_masked_nan_is_in_the_scores_alone(qkv):
@@ -221,6 +254,21 @@ def test_a_model_is_embeddings_positions_blocks_and_a_mean(layer):
         model_steps(x, positions[:4], [first])
 
 
+def test_steps_of_every_kind_have_names_in_order_and_a_result(layer):
+    x, w, _ = layer
+    stack = nn.GPT(9, d_model=16, num_layers=2, num_heads=4, max_seq_len=8, rng=0).steps([1, 2, 3])
+    for steps in (sa.attention_steps(x), layer_steps(x, **w), stack, stack.layers[0]):
+        assert isinstance(steps, Steps)
+        assert list(steps.to_dict().values())[-1] is steps.result
+        least = steps.to_dict(weighted_values=False)
+        assert [name for name in steps.to_dict() if not name.endswith("weighted_values")] == list(least)
+    inner = [f"layers.1.{name}" for name in stack.layers[1].to_dict()]
+    assert [name for name in stack.to_dict() if name.startswith("layers.1")] == inner
+    first, *_, last = stack.layers[0].to_dict()
+    assert (first, last) == ("inputs", "feed_forward_residual")
+    np.testing.assert_array_equal(stack.layers[0].result, stack.layers[1].inputs)
+
+
 test_errors_name_shapes_that_do_not_fit = refusals(
     ({"W_key": np.ones((7, 8))}, r"inputs \(5, 8\) and W_key \(7, 8\)"),
     ({"b_value": np.ones(7)}, r"b_value has shape \(7,\), not \(8,\)"),
@@ -228,7 +276,10 @@ test_errors_name_shapes_that_do_not_fit = refusals(
     ({"num_heads": 0}, "num_heads=0"),
     ({"W_out": np.ones((7, 8))}, r"W_out \(7, 8\)"),
     ({"W_out": np.ones((8, 3)), "b_out": None, "residual": True}, r"\(5, 3\).*\(5, 8\)"),
-    ({"norm": (np.ones(3), None, 1e-5)}, r"\(3,\)"),
+    ({"norm": (np.ones(3), None, 1e-5)}, r"weight has shape \(3,\), not normalized_shape \(8,\)"),
+    ({"norm": (None, np.ones(1), 1e-5)}, r"bias has shape \(1,\), not normalized_shape \(8,\)"),
+    ({"norm": (np.ones(8, bool), None, 1e-5)}, TypeError, "norm weight has dtype bool"),
+    ({"W_key": np.ones((8, 8), bool)}, TypeError, "W_key has dtype bool"),
     ({"v": np.ones(8), "num_heads": 2}, "one head, not num_heads=2"),
     ({"v": np.ones(7), "num_heads": 1}, r"v has shape \(7,\), not \(d_k,\) of the queries \(5, 8\)"),
     given="layer",

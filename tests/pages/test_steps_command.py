@@ -1,16 +1,16 @@
-"""`selfattn steps` and `selfattn explore`: what they write, where, what they open, and what they refuse."""
+"""`selfattn steps` and `selfattn pages`: what they write, where, what they open, and what they refuse."""
 
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import Reader, data_of
+from pages import Reader
 
-from selfattn import files, nn, views
+from selfattn import views
 from selfattn.cli import pages as cli_pages
 from selfattn.steps.layers import layer_steps
-from selfattn.text import WhitespaceTokenizer
+from selfattn.views import live_pages
 
 X = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 ATTENTION = {"query": X, "key": X, "value": X}
@@ -67,10 +67,20 @@ def test_a_layer_from_a_file(tmp_path, run):
 
 def test_every_option_of_a_file_is_passed_on(tmp_path):
     options = {
-        "attn_mask": np.zeros((3, 3)), "is_causal": True, "causal": "upper_left", "scale": 2.0, "softcap": 3.0,
-        "window": (1, 1), "key_lengths": 3, "alibi_slopes": 0.5, "sinks": 0.25, "enable_gqa": False,
-        "dropout_p": 0.5, "rng": 1, "key_tokens": ["x", "y", "z"],
-    }  # fmt: skip
+        "attn_mask": np.zeros((3, 3)),
+        "is_causal": True,
+        "causal": "upper_left",
+        "scale": 2.0,
+        "softcap": 3.0,
+        "window": (1, 1),
+        "key_lengths": 3,
+        "alibi_slopes": 0.5,
+        "sinks": 0.25,
+        "enable_gqa": False,
+        "dropout_p": 0.5,
+        "rng": 1,
+        "key_tokens": ["x", "y", "z"],
+    }
     assert set(options) | {"tokens"} == {*cli_pages.OPTIONS, *cli_pages.DROPOUT, *cli_pages.TOKENS}
     np.savez(tmp_path / "mine.npz", **ATTENTION, **options)
     arrays = cli_pages._read(tmp_path / "mine.npz")
@@ -110,10 +120,13 @@ def test_bad_arrays(arrays, message, tmp_path, run):
 @pytest.mark.parametrize(
     ("source", "text", "compare", "other"),
     [
-        ("1", "money bank mud", "loan bank", "water"), ("2", "we saw the boat", "a loan at the bank", "sea"),
-        ("3", "blue is sky", None, "green"), ("4", "my river bank", None, "moon"), ("5", "I love you", None, "hate"),
+        ("1", "money bank mud", "loan bank", "water"),
+        ("2", "we saw the boat", "a loan at the bank", "sea"),
+        ("3", "blue is sky", None, "green"),
+        ("4", "my river bank", None, "moon"),
+        ("5", "I love you", None, "hate"),
     ],
-)  # fmt: skip
+)
 def test_every_tutorial_takes_a_text_and_an_exercise(source, text, compare, other, run):
     more = [] if compare is None else ["--compare", compare]
     run("steps", source, "--text", text, *more, "--exercise", "--out", "page.html")
@@ -123,12 +136,12 @@ def test_every_tutorial_takes_a_text_and_an_exercise(source, text, compare, othe
     assert any("____" in row for table in page.tables for row in table.cells)
     written = Path("page.html").read_text(encoding="utf-8")
     assert "sa-tour-data" not in written.split("<script>")[0] and not re.search(
-        r"Made up, for this page alone: the numbers of (?!\{)", written
+        r"The numbers for (?!\{)[^.]* were made up", written
     )
     # Made numbers, which are the same each time.
     run("steps", source, "--text", f"{text} {other} {other}", "--out", "page.html")
     page = Reader(written := Path("page.html").read_text(encoding="utf-8"))
-    assert f"Made up, for this page alone: the numbers of {other}." in written
+    assert f"The numbers for {other} were made up for this page." in written
     given = next(
         t for t in page.tables if (t.node or "").partition(".")[0] in ("inputs", "embeddings", "query")
     )
@@ -153,14 +166,16 @@ def test_files_that_are_not_arrays(tmp_path, run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "required: TUTORIAL|FILE.npz"), (["6"], "'6' is neither a tutorial (first_principles,"),
-        (["12"], "'12' is neither a tutorial"), (["3", "--compare", "sky"], "it needs --text"),
+        ([], "required: TUTORIAL|FILE.npz"),
+        (["6"], "'6' is neither a tutorial (1 first_principles,"),
+        (["12"], "'12' is neither a tutorial"),
+        (["3", "--compare", "sky"], "it needs --text"),
         (["3", "--text", "sky", "--tokens", "sky"], "give one of them"),
         (["mine.npz", "--compare", "a b"], "not for a FILE.npz"),
         (["illustrated", "--out", "-", "--open"], "--open needs a file"),
         (["mine.npz", "--out", "mine.npz"], "would replace what is shown"),
     ],
-)  # fmt: skip
+)
 def test_wrong_usage(arguments, message, tmp_path, run):
     np.savez(tmp_path / "mine.npz", **ATTENTION)
     before = (tmp_path / "mine.npz").read_bytes()
@@ -168,49 +183,7 @@ def test_wrong_usage(arguments, message, tmp_path, run):
     assert (tmp_path / "mine.npz").read_bytes() == before
 
 
-# ---- selfattn explore
-
-
-@pytest.fixture
-def trained(tmp_path):
-    pytest.importorskip("safetensors", reason="models are read from safetensors")
-    tokenizer = WhitespaceTokenizer(["the", "river", "bank", "loan"])
-    model = nn.EmbeddingModel(tokenizer, 5, 8, num_layers=2, num_heads=2, max_seq_len=8, rng=0)
-    files.save_model(model, tmp_path / "model")
-    return tmp_path / "model"
-
-
-def test_two_texts_and_a_word(trained, tmp_path, run):
-    out = tmp_path / "page.html"
-    arguments = ["explore", str(trained), "the river bank", "--compare", "the bank loan", "--word", "river"]
-    assert run(*arguments, "--out", out).out.strip() == str(out)
-    data = data_of(out.read_text(encoding="utf-8"))
-    assert [text["queries"] for text in data["texts"]] == [["the", "river", "bank"], ["the", "bank", "loan"]]
-    assert data["texts"][0]["chosen"] == 1 and data["heads"] == [2, 2]
-    assert run(*arguments, "--out", "-").out.startswith("<!DOCTYPE html>")
-
-
-def test_a_pair_of_sentences(tmp_path, run):
-    pytest.importorskip("tokenizers", reason="pretrained models need tokenizers")
-    from text_folders import add_pipeline, save_bert
-
-    save_bert(tmp_path)
-    add_pipeline(tmp_path, {"pooling_mode_mean_tokens": True})
-    (text,) = data_of(run("explore", tmp_path, "a b", "--second", "c", "--out", "-").out)["texts"]
-    assert text["queries"].count("[SEP]") == 2 and text["queries"][0] == "[CLS]"
-
-
-def test_errors_of_explore(trained, tmp_path, run):
-    (tmp_path / "explorer.html").write_text("mine", encoding="utf-8")
-    for arguments, message in (
-        (["the bank"], "explorer.html exists and is not an explorer page; --out chooses another file"),
-        (["the bank", "--word", "sea"], "the token 'sea' is not among ['the', 'bank']"),
-        (["the bank", "--new-tokens", "3"], "new_tokens is for language models; EmbeddingModel is not one"),
-        (["the bank", "--out", "no/such/place.html"], "no/such"),
-    ):
-        assert message in run("explore", trained, *arguments, code=1).err
-    assert (tmp_path / "explorer.html").read_text(encoding="utf-8") == "mine"
-    run("explore", trained, "the bank", "--open", "--out", "-", code=2)
+# ---- selfattn pages
 
 
 def test_all_pages_link_to_each_other(tmp_path, opened, run):
@@ -230,7 +203,19 @@ def test_all_pages_link_to_each_other(tmp_path, opened, run):
     assert opened == [(tmp_path / "class" / "index.html").as_uri()]
     start, *others = sorted((tmp_path / "class").iterdir(), key=lambda path: path.name != "index.html")
     links = [a["href"] for tag, a in Reader(start.read_text(encoding="utf-8")).elements if tag == "a"]
-    assert sorted(links) == sorted(path.name for path in others) and len(links) == 12
+    assert sorted(links) == sorted(path.name for path in others) and len(links) == 11
     for path in others:
         elements = Reader(path.read_text(encoding="utf-8")).elements
         assert [a["href"] for tag, a in elements if tag == "link" and a["rel"] == "up"] == ["index.html"]
+
+
+def test_live_pages_need_the_kernels(tmp_path, run):
+    """Only a browser runs the kernels: pages know them by how their file begins, and by what it says."""
+    kernels = tmp_path / "kernels.wasm"
+    kernels.write_bytes(b"\0asm selfattn kernels %b of commit abc" % live_pages.INTERFACE)
+    run("pages", tmp_path / "plain")
+    run("pages", tmp_path / "live", "--kernels", kernels)
+    plain, live = ({path.name for path in (tmp_path / name).iterdir()} for name in ("plain", "live"))
+    assert live - plain == {"training.html", "playground.html"} and plain < live
+    start = Reader((tmp_path / "live/index.html").read_text(encoding="utf-8"))
+    assert {a["href"] for tag, a in start.elements if tag == "a"} == live - {"index.html"}

@@ -1,61 +1,46 @@
 """The documentation runs: doctests of everything public, code in Markdown files; signatures agree with the stub."""
 
 import ast
-import doctest
 import importlib
 import importlib.util
 import inspect
 import pickle
 import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from doc_checks import (
+    check_code,
+    check_examples_of_module,
+    check_links,
+    modules_with_examples,
+    names_of_no_file,
+    run_examples,
+)
 from processes import run_script
 
 import selfattn as sa
 from selfattn import _core, functional, nn, optim
+from selfattn.functional import _options
 
 ROOT = Path(__file__).parents[2]
-# Folders that "coming from" pages load, as their readers would: tiny models with random weights, under these names.
-MODELS_OF_PAGES = {"all-MiniLM-L6-v2": "BertModel", "ms-marco-MiniLM-L6-v2": "BertForSequenceClassification"}
-# What a module's examples need beyond the tests' own packages.
-EXTRAS = {
-    "selfattn.views.plot": "matplotlib", "selfattn.interop.torch": "torch", "selfattn.interop.huggingface": "transformers",
-    "selfattn.interop.sklearn": "sklearn", "selfattn.interop.jax": "jax", "selfattn.interop.autograd": "autograd",
-    "selfattn.interop.langchain": "langchain_core", "selfattn.interop.bertopic": "bertopic", "selfattn.interop.dask": "distributed",
-}  # fmt: skip
-MODULES = [
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    for path in sorted((ROOT / "selfattn").rglob("*.py"))
-    if ">>> " in path.read_text(encoding="utf-8")
-]
+MODULES = modules_with_examples(ROOT, "selfattn")
 PUBLIC = {name: getattr(sa, name) for name in sorted({*sa.__all__, *functional.__all__, "AttentionSteps"})}
 CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}
-ARCHITECTURE = ROOT / "docs/guide/adding_an_architecture.md"
 SECTIONS = [
-    "Parameters", "Returns", "Attributes", "Raises", "See Also", "Notes", "References", "Examples",
-]  # fmt: skip
+    "Parameters",
+    "Returns",
+    "Attributes",
+    "Raises",
+    "See Also",
+    "Notes",
+    "References",
+    "Examples",
+]
+IN_MODELS = ("models", "search")  # names of the package of models
 FOLDERS = ["csrc", "docs", "notebooks"]  # folders whose pages a reader opens
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(page for name in FOLDERS for page in ROOT.glob(f"{name}/**/*.md"))])
-
-
-class Finder(doctest.DocTestFinder):
-    """A doctest finder that finds decorated functions too."""
-
-    def _from_module(self, module, thing):
-        return super()._from_module(module, inspect.unwrap(thing))
-
-
-def run_examples(text, name, namespace, path=None, line=0):
-    test = doctest.DocTestParser().get_doctest(text, namespace, name, str(path) if path else None, line)
-    report = []
-    runner = doctest.DocTestRunner()
-    runner.run(test, out=report.append, clear_globs=False)
-    namespace.update(test.globs)  # the test had a copy; the next block continues with these names
-    assert not runner.failures, "".join(report)
-    return runner.tries
 
 
 @pytest.fixture(autouse=True)
@@ -78,86 +63,75 @@ def test_examples_of_public_names(name):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_modules(name):
-    for module, needed in EXTRAS.items():
-        if name.startswith(module):
-            pytest.importorskip(needed)
-    module = importlib.import_module(name)
-    runner = doctest.DocTestRunner()
-    for test in Finder().find(module):
-        report = []
-        runner.run(test, out=report.append)
-        assert not runner.failures, "".join(report)
-
-
-def small_tickets(day):
-    """A table of forty texts, some of them alike."""
-    words = ["the printer", "a screen", "no sound", "old water", "the sea", "a dark ship", "stones"]
-    rows = [
-        (f"{day}{n}", words[n % 7] + " burns" * (n % 3), "ab"[n % 2], "open" if n % 5 else "closed")
-        for n in range(40)
-    ]
-    return "\n".join(map(",".join, [("id", "text", "product", "status"), *rows])) + "\n"
+    check_examples_of_module(name)
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
 def test_code_in_markdown(path, tmp_path, monkeypatch):
-    """The ```python blocks of a file, one after the other, in one namespace: sessions (>>>) or plain code."""
     monkeypatch.chdir(tmp_path)
-    if path.name == "search.md":
-        pytest.importorskip("pandas")
-        for day in ("tickets", "tomorrow"):
-            (tmp_path / f"{day}.csv").write_text(small_tickets(day))
-    if path.parent.name == "coming_from" or path.name in ("search.md", "fine_tuning.md"):
-        folders = pytest.importorskip("text_folders")
-        for name, kind in MODELS_OF_PAGES.items():
-            folders.save_bert(tmp_path / name, 512, kind, num_labels=1)
-    namespace, text = {"__name__": "__example__"}, path.read_text(encoding="utf-8")
-    for block in re.finditer(r"^```(?:python|pycon)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        line, code = text.count("\n", 0, block.start(1)), block[1]
-        imported = re.findall(r"^ *(?:import|from) ([\w.]+)", code, re.MULTILINE)
-        if not all(importlib.util.find_spec(EXTRAS.get(name, name).partition(".")[0]) for name in imported):
-            continue  # a library is missing; blocks without it do not depend on this one
-        if ">>> " in code:
-            run_examples(code, path.name, namespace, path, line)
-        else:
-            exec(compile("\n" * line + code, str(path), "exec"), namespace)
-
-
-def without_code(path):
-    return re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-
-
-def anchors(path):
-    """The names that GitHub gives to a page's headings."""
-    headings = re.findall(r"^#+ (.*)$", without_code(path), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    check_code(path)
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_in_markdown_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(path)):
-        if "://" not in target and not target.startswith("mailto:"):
-            name, _, anchor = target.partition("#")
-            page = path.parent / name if name else path
-            assert page.exists(), target
-            assert not anchor or anchor in anchors(page), target
+    check_links(path)
 
 
 def test_files_that_contributing_names_exist():
-    command = ["git", "ls-files"]
-    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    if not tracked:
-        pytest.skip("this is no checkout")
-    text = without_code(ROOT / "CONTRIBUTING.md") + without_code(ARCHITECTURE)
-    named = {name.rstrip("/") for name in re.findall(r"`([\w./]+/[\w./]*|\w+\.(?:py|c|h|md))`", text)}
-    lacking = [
-        name for name in named if not re.search(rf"(^|/){re.escape(name)}($|/)", tracked, re.MULTILINE)
-    ]
-    assert sorted(lacking) == ["csrc/isa/NAME.c", "csrc/simd/NAME.h"]
+    lacking = names_of_no_file(ROOT, ROOT / "CONTRIBUTING.md")
+    assert lacking == ["csrc/isa/NAME.c", "csrc/simd/NAME.h"]
 
 
-def test_the_page_of_an_architecture_shows_its_file():
-    assert f"```py\n{(ROOT / 'selfattn/models/qwen3.py').read_text()}```\n" in ARCHITECTURE.read_text()
+# Functions of the core whose signatures and docstrings stand in selfattn/functional; small arguments of each.
+X = np.arange(12.0).reshape(3, 4) / 7
+DESCRIBED_IN_PYTHON = {
+    "scaled_dot_product_attention": (X, X, X),
+    "softmax": (X,),
+    "log_softmax": (X,),
+    "layer_norm": (X, 4),
+    "rms_norm": (X, 4),
+    "gelu": (X,),
+    "apply_rotary_emb": (X, X[:, :2], X[:, 2:]),
+}
+# The core's calls, and the options that Python passes to them.
+CALLS = {
+    "scaled_dot_product_attention": _options.AttentionOptions,
+    "_attention_forward": _options.AttentionOptions,
+    "_attention_backward": _options.AttentionOptions,
+    "_cached_attention": _options.CacheOptions,
+    "_varlen_attention": _options.VarlenOptions,
+    "_varlen_forward": _options.VarlenOptions,
+    "_varlen_backward": _options.VarlenOptions,
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBED_IN_PYTHON)
+def test_the_core_takes_the_parameters_that_python_describes_with_their_defaults(name):
+    function, arguments = getattr(_core, name), DESCRIBED_IN_PYTHON[name]
+    parameters = inspect.signature(function).parameters
+    required = dict(zip(parameters, arguments, strict=False))
+    defaults = {p.name: p.default for p in parameters.values() if p.default is not p.empty}
+    assert parameters.keys() == required.keys() | defaults.keys()
+    np.testing.assert_array_equal(function(*arguments), function(**required, **defaults))
+
+
+def test_every_option_is_a_row_of_the_cores_table():
+    table = _core._attention_parameters()
+    shown = inspect.signature(sa.scaled_dot_product_attention).parameters
+    assert list(table) == list(shown)
+    for name, p in shown.items():
+        assert table[name] == ("" if p.default is p.empty else f"={p.default!r}")
+    assert {*table} - {*_options.AttentionOptions.__annotations__} == {
+        *("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
+        *("return_lse", "return_weights", "out"),
+    }
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_core_takes_the_options_that_python_passes(call):
+    for name in _options.names_of(CALLS[call]):
+        with pytest.raises(TypeError, match="missing required argument"):
+            getattr(_core, call)(**{name: None})
 
 
 def stub_functions():
@@ -173,7 +147,8 @@ def test_the_stub_names_what_the_extension_has():
 @pytest.mark.parametrize("name", sorted(stub_functions()))
 def test_the_stub_agrees_with_the_signature(name):
     function = getattr(_core, name)
-    if name in PUBLIC or function.__text_signature__ is not None:
+    shown = function.__text_signature__ is not None and name not in DESCRIBED_IN_PYTHON
+    if shown:
         namespace = {}
         exec("from __future__ import annotations\n" + ast.unparse(stub_functions()[name]), namespace)
         of_stub, expected = (
@@ -187,13 +162,14 @@ def test_options_that_a_function_does_not_show_are_refused():
     """Unknown options are refused even by functions that pass all options to a function that has more."""
     x, y, at = np.ones((2, 3, 4)), np.ones((1, 2, 3, 4)), [0, 2]
     calls = {
-        sa.scaled_dot_product_attention_vjp: (x, x, x), sa.scaled_dot_product_attention_forward: (x, x, x),
-        sa.scaled_dot_product_attention_backward: (x, x, np.ones((2, 3, 2)), x, x, x),
-        sa.varlen_attention: (x, x, x, at, at), sa.varlen_attention_vjp: (x, x, x, at, at),
+        sa.scaled_dot_product_attention_vjp: (x, x, x),
+        sa.varlen_attention: (x, x, x, at, at),
+        sa.varlen_attention_vjp: (x, x, x, at, at),
         sa.additive_attention: (x, x, x, np.eye(4), np.eye(4), np.ones(4)),
         sa.additive_attention_vjp: (x, x, x, np.eye(4), np.eye(4), np.ones(4)),
-        sa.attention_steps: (x, x, x), sa.KVCache(1, 2, 4, dtype=np.float64).attend: (y, y, y),
-    }  # fmt: skip
+        sa.attention_steps: (x, x, x),
+        sa.KVCache(1, 2, 4, dtype=np.float64).attend: (y, y, y),
+    }
     known = {"rng", "dropout_p", "block_mask", "key_lengths", "out", "return_weights"}
     known |= {"unrounded", "first_head"}
     for function, arguments in calls.items():
@@ -242,7 +218,7 @@ def test_docstrings_have_their_sections_and_describe_every_parameter(name):
     named = [line.partition(" : ")[0] for head in heads for line in head.splitlines()]
     names = re.findall(r"\w+", "\n".join(named))
     assert len(names) == len(set(names)), "each is described once"
-    if name in stub_functions() and section:
+    if name in vars(_core) and section:
         for p in parameters:
             written = re.search(rf"^{p.name}\b.*default (\S+)$", section[1], re.MULTILINE)
             assert not written or ast.literal_eval(written[1]) == p.default
@@ -266,14 +242,16 @@ def modules_imported_by(path):
 
 
 def test_nothing_imports_the_reference():
-    """The reference imports of the rest of the package only how arguments become arrays and seeds, and the named tuples of gradients. Steps and tutorials may import the reference, since they show it."""
+    """The reference imports only the named tuples of gradients.
+
+    Steps and tutorials may import the reference, since they show it.
+    """
     for path in sorted((ROOT / "selfattn").rglob("*.py")):
         imported = [f"{name}." for name in modules_imported_by(path) if name.startswith("selfattn")]
         of_reference = [name for name in imported if name.startswith("selfattn.reference.")]
         folder = path.relative_to(ROOT / "selfattn").parts[0]
         if folder == "reference":
-            others = {name for name in imported if name.split(".")[1] not in ("reference", "_gradients")}
-            assert others <= {"selfattn._check.as_array.", "selfattn._check.seed_from_rng."}, path
+            assert {name.split(".")[1] for name in imported} <= {"reference", "_gradient_tuples"}, path
         elif folder not in ("steps", "tutorials.py", "__init__.py"):
             assert not of_reference, path
     script = "import sys, selfattn.nn, selfattn.training; print('selfattn.reference' in sys.modules)"
@@ -282,7 +260,7 @@ def test_nothing_imports_the_reference():
 
 def test_the_top_level_lists_what_a_newcomer_calls():
     listed = dir(sa)
-    assert len(listed) <= 30
+    assert len(listed) <= 34
     assert not [name for name in listed if name.startswith("_") and name != "__version__"]
     assert set(sa.__all__) < set(listed)
     for name in listed:
@@ -302,7 +280,7 @@ def test_the_top_level_still_has_every_function(name):
     assert namespace[name] is thing
     if inspect.isclass(thing):
         assert pickle.loads(pickle.dumps(thing)) is thing
-        assert thing.__module__.startswith(("selfattn.functional.", "selfattn._gradients"))
+        assert thing.__module__.startswith(("selfattn.functional.", "selfattn._gradient_tuples"))
 
 
 def test_modules_are_loaded_when_they_are_first_used():
@@ -314,7 +292,7 @@ def test_modules_are_loaded_when_they_are_first_used():
 
     loaded = set(sys.modules)
     assert not {{"selfattn.nn", "selfattn.steps", "selfattn.models", "selfattn.views", "selfattn.cli"}} & loaded
-    for name in {[name for name in names if not name.startswith("_")]}:
+    for name in {[name for name in names if not name.startswith("_") and name not in IN_MODELS]}:
         assert getattr(sa, name) is sys.modules[f"selfattn.{{name}}"]
     try:
         sa.softmin

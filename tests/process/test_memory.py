@@ -1,7 +1,7 @@
 """Memory grows with the length, not with its square: this measures the peak RSS of calls beyond inputs and outputs.
 
-This file is also a script: `python test_memory.py CASE...` prints what each case's call needed. Each case runs in a child that the
-script forks before any call, so nothing that an earlier call left can be used unseen.
+This file is also a script: `python test_memory.py CASE...` prints what each case's call needed. Each case runs in a
+child that the script forks before any call, so nothing that an earlier call left can be used unseen.
 """
 
 import gc
@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 import pytest
-from inputs import BFLOAT16
+from inputs import BFLOAT16, OTHERS, options_together
 from processes import PYTHON, TO_THE_SYSTEM, finish, start
 
 import selfattn as sa
@@ -50,10 +50,12 @@ def wide():
 
 HALVES = (np.float16, np.float32, np.float16)
 EVERY_OPTION = {
-    "softcap": 20.0, "alibi_slopes": np.linspace(0.1, 1.0, 8), "sinks": np.linspace(0.1, 1.0, 8),
-    "key_lengths": np.full((1, 1), 3000), "dropout_p": 0.5, "rng": 1, "causal": "lower_right",
-    "window": (2048, 0), "return_lse": True,
-}  # fmt: skip
+    **options_together(OTHERS, (1, 8), 3072, 3072, np.random.default_rng(0)),
+    "key_lengths": np.full((1, 1), 3000),
+    "causal": "lower_right",
+    "window": (2048, 0),
+    "return_lse": True,
+}
 
 CASES = {
     # For 3072 tokens and 8 heads, a byte for each pair would be 72 MiB.
@@ -61,34 +63,45 @@ CASES = {
     "dropout": lambda: (inputs(), {"dropout_p": 0.1, "rng": 0}),
     "d_v_differs_from_d_k": lambda: ((*inputs()[:2], normal(1, 8, 3072, 80)), {}),
     "causal_bfloat16": lambda: (tuple(x.astype(BFLOAT16) for x in inputs()), {"is_causal": True}),
-    "every_option_at_once": lambda: ((*inputs(), np.linspace(-1.0, 0.0, 3072, dtype=np.float16)), EVERY_OPTION),
-    # 131,072 tokens of four heads of 64 take minutes, 65,536 with a window are in test_benchmarks.py. Without one, all pairs
-    # of a narrow head show what grows with L·S; many queries of few keys, and the reverse, what grows with either.
+    "every_option_at_once": lambda: (
+        (*inputs(), np.linspace(-1.0, 0.0, 3072, dtype=np.float16)),
+        EVERY_OPTION,
+    ),
+    # 131,072 tokens of four heads of 64 take minutes, 65,536 with a window are in test_benchmarks.py. Without one,
+    # all pairs of a narrow head show what grows with L·S; many queries of few keys, and the reverse, what grows with
+    # either.
     "all_pairs": lambda: (inputs(length=131072, heads=1, width=8), {"is_causal": True}),
     "many_queries_of_few_keys": lambda: (tuple(normal(1, 8, n, 16) for n in (131072, 64, 64)), {}),
     "many_keys_of_few_queries": lambda: (tuple(normal(1, 8, n, 16) for n in (64, 131072, 131072)), {}),
     # Arguments that would be large if they were copied, converted or broadcast.
     "float_mask_of_b11s": lambda: (
-        (*inputs(length=8192), np.linspace(-4.0, 4.0, 8192).reshape(1, 1, 1, -1)), NEAR
+        (*inputs(length=8192), np.linspace(-4.0, 4.0, 8192).reshape(1, 1, 1, -1)),
+        NEAR,
     ),
     "mask_that_numpy_broadcast": lambda: (
-        (*inputs(length=8192), np.broadcast_to(np.linspace(-4.0, 4.0, 8192), (1, 8, 8192, 8192))), NEAR
+        (*inputs(length=8192), np.broadcast_to(np.linspace(-4.0, 4.0, 8192), (1, 8, 8192, 8192))),
+        NEAR,
     ),
     "full_mask_of_float64_for_float32": lambda: ((*inputs(length=4096), np.zeros((4096, 4096))), NEAR),
     "full_mask_transposed": lambda: ((*inputs(length=8192, heads=1), np.ones((8192, 8192), bool).T), NEAR),
     "heads_after_length": lambda: (tuple(normal(1, 8192, 32, 64).swapaxes(1, 2) for _ in range(3)), NEAR),
-    "last_axis_not_contiguous": lambda: (tuple(normal(1, 32, 64, 8192).swapaxes(2, 3) for _ in range(3)), NEAR),
+    "last_axis_not_contiguous": lambda: (
+        tuple(normal(1, 32, 64, 8192).swapaxes(2, 3) for _ in range(3)),
+        NEAR,
+    ),
     "other_byte_order": lambda: (tuple(map(swapped, wide())), NEAR),
     "integers": lambda: (tuple((8 * x).astype(np.int32) for x in wide()), NEAR),
     "dtypes_that_differ": lambda: (tuple(x.astype(t) for x, t in zip(wide(), HALVES, strict=True)), NEAR),
     "heads_that_numpy_broadcast": lambda: (
-        (wide()[0], *(np.broadcast_to(x, (1, 32, 8192, 64)) for x in inputs(length=8192, heads=1)[1:])), NEAR
+        (wide()[0], *(np.broadcast_to(x, (1, 32, 8192, 64)) for x in inputs(length=8192, heads=1)[1:])),
+        NEAR,
     ),
     # The keys are split among threads here; the parts' memory counts too.
     "few_queries_and_many_keys": lambda: (
-        (normal(1, 32, 4, 128), normal(1, 8, 16384, 128), normal(1, 8, 16384, 128)), {"enable_gqa": True}
+        (normal(1, 32, 4, 128), normal(1, 8, 16384, 128), normal(1, 8, 16384, 128)),
+        {"enable_gqa": True},
     ),
-}  # fmt: skip
+}
 
 
 def memory_beyond(call):
@@ -209,7 +222,8 @@ def test_the_measurement_sees_what_the_formula_needs(measured):
 
 @pytest.mark.parametrize("name", SHORTER)
 def test_nothing_large_is_made_or_copied(name, measured):
-    """For gradients the output and the pullback's memory count, up to 16 MiB; the mask's gradient is as small as the mask."""
+    """For gradients the output and the pullback's memory count, up to 16 MiB; the mask's gradient is as small as the
+    mask."""
     assert measured[name]["finite"] and measured[name]["bytes"] < LIMIT
 
 
@@ -218,7 +232,8 @@ def test_nothing_large_is_made_or_copied(name, measured):
     [pytest.param(name, marks=pytest.mark.exhaustive if name == "all_pairs" else ()) for name in VERY_LONG],
 )
 def test_gradients_of_131072_tokens(name, measured):
-    """A byte for each pair of a head would be 16 GiB, for each pair of many with few 64 MiB, as is a copy of what is long."""
+    """A byte for each pair of a head would be 16 GiB, for each pair of many with few 64 MiB, as is a copy of what is
+    long."""
     (query, _, value), _ = CASES[name]()
     output = query[..., 0].size * value.shape[-1] * 4  # the pullback holds it
     found = measured[f"backward of {name}"]

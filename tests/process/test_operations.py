@@ -1,25 +1,21 @@
-"""Every operation of the catalogue: bits do not depend on threads; memory may fail; nothing stays, of good calls and bad ones."""
+"""Every operation of the catalogue.
+
+Bits do not depend on threads; memory may fail; nothing stays, of good calls and bad ones.
+"""
 
 import gc
-import platform
-import shlex
-import shutil
-import subprocess
-import sys
 import tracemalloc
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
 from core_operations import ALL
 from inputs import random_inputs
-from leaks import assert_nothing_stays
-from operations import OPERATIONS, ROW_OPERATIONS, Draw, drawn, encoder, made, model_of, rows, same
-from processes import finish, start
+from leaks import assert_nothing_stays, assert_repeated_work_does_not_grow
+from operations import OPERATIONS, ROW_OPERATIONS, Draw, drawn, encoder, made, rows, same
+from processes import SUPPORT, assert_allocations_may_fail
 
 import selfattn as sa
-from benchmarks import memory
 
 
 class Large(Draw):
@@ -48,21 +44,9 @@ def test_bits_do_not_depend_on_threads(name, threads_restored):
         assert same(PREPARED[name]()[0](), expected), threads
 
 
-SUPPORT = Path(__file__).parents[1] / "support"
-
-
-@pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc" or shutil.which("gcc") is None, reason="needs glibc and GCC"
-)
 def test_allocations_fail(tmp_path):
     """The allocations are drawn anew each time; tests/support/memory_fails.py tries all."""
-    pytest.importorskip("ml_dtypes")
-    shim = tmp_path / "failing_malloc.so"
-    command = f"gcc -O1 -shared -fPIC -Wall -Werror {SUPPORT / 'failing_malloc.c'} -o {shim} -ldl"
-    subprocess.run(shlex.split(command), check=True)
-    environment = {"LD_PRELOAD": str(shim), "PYTHONMALLOC": "malloc"}
-    done = finish(start([sys.executable, SUPPORT / "memory_fails.py"], environment))
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_allocations_may_fail(tmp_path, SUPPORT / "memory_fails.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,27 +85,11 @@ def steps_of_an_encoder():
     return call
 
 
-def many_sentences():
-    rng = np.random.default_rng(0)
-    texts = [rng.integers(0, 40, length).tolist() for length in rng.integers(1, 65, 2000)]
-    return lambda: made(model_of, "BertModel").encode(texts)
-
-
 def large_calls():
     arrays = random_inputs((2, 300, 128), 5000)
     return lambda: sa.scaled_dot_product_attention(*arrays, is_causal=True)
 
 
-@pytest.mark.skipif(not memory.AVAILABLE, reason="the size of a process is read as on Linux")
-@pytest.mark.parametrize(
-    ("make", "times"), [(steps_of_an_encoder, 50), (many_sentences, 3), (large_calls, 30)]
-)
+@pytest.mark.parametrize(("make", "times"), [(steps_of_an_encoder, 50), (large_calls, 30)])
 def test_repeated_work_does_not_grow(make, times):
-    """The test measures resident memory, which shows leaks that tracemalloc does not see."""
-    call = make()
-    for _ in range(3):
-        call()
-    before = memory.status("VmRSS")
-    for _ in range(times):
-        call()
-    assert memory.status("VmRSS") - before < 4 << 20
+    assert_repeated_work_does_not_grow(make(), times)

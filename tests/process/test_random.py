@@ -81,14 +81,17 @@ def test_it_seeds_the_dropout_of_attention():
 test_bad_input = refusals(
     (lambda rng: sa.torch_rng(1.5), TypeError, "int, not float"),
     (lambda rng: sa.torch_rng(2**64), ValueError, "64 bits"),
-    (lambda rng: rng.random(3, np.float16), TypeError, "float16"), (lambda rng: rng.random(-1), ValueError, "negative"),
+    (lambda rng: rng.random(3, np.float16), TypeError, "float16"),
+    (lambda rng: rng.random(-1), ValueError, "negative"),
     (lambda rng: rng.uniform(1.0, 0.0), ValueError, "low=1.0, high=0.0"),
     (lambda rng: rng.uniform(0.0, np.nan), ValueError, "nan"),
-    (lambda rng: rng.normal(0.0, -1.0), ValueError, "std=-1.0"), (lambda rng: rng.randperm(-1), ValueError, "-1"),
+    (lambda rng: rng.normal(0.0, -1.0), ValueError, "std=-1.0"),
+    (lambda rng: rng.randperm(-1), ValueError, "-1"),
     (lambda rng: rng.integers(3, 3), ValueError, "low=3, high=3"),
     (lambda rng: rng.integers(300, dtype=np.uint8), ValueError, "uint8"),
-    (lambda rng: rng.set_state({}), ValueError, "get_state"), given=lambda: sa.torch_rng(0),
-)  # fmt: skip
+    (lambda rng: rng.set_state({}), ValueError, "get_state"),
+    given=lambda: sa.torch_rng(0),
+)
 
 
 def through_json(rng):

@@ -4,9 +4,9 @@ The bounds are those that csrc/kernels/rowops/forward.h gives, with u = eps of t
 result is then rounded once to its dtype. The truth in float64 errs in the same way, so float64 gets twice
 the bound. Their pullbacks are in test_rows_vjp.py, with memory layouts of both.
 
-If a row is multiplied by a power of two, its norm (with eps=0) stays the same, and the gradient is divided by that power. So the
-exact results for extreme rows, whose squares or sums overflow or underflow, follow from rows of moderate size. The allowed errors
-are a few ulp of numbers of size 1.
+If a row is multiplied by a power of two, its norm (with eps=0) stays the same, and the gradient is divided by that
+power. So the exact results for extreme rows, whose squares or sums overflow or underflow, follow from rows of moderate
+size. The allowed errors are a few ulp of numbers of size 1.
 """
 
 import itertools
@@ -123,9 +123,13 @@ def test_rotary(isa, dtype, interleaved):
             if len(shape) == 2:  # no head axis
                 wide = [t[:, None] for t in wide]
             assert_like_reference(
-                "apply_rotary_emb", x, cos, sin, interleaved,
+                "apply_rotary_emb",
+                x,
+                cos,
+                sin,
+                interleaved,
                 bound=lambda x, y, u, wide=wide: rotary_bound(x, *wide, u, interleaved),
-            )  # fmt: skip
+            )
 
 
 @dtypes
@@ -256,7 +260,9 @@ def test_empty_and_scalar():
 
 @given(st.data())
 def test_any_shape_and_strides(data):
-    """For a slice of a transposed array, each function has the same bits as for a contiguous copy, near the reference."""
+    """For a slice of a transposed array, each function has the same bits as for a contiguous copy, near the
+    reference.
+    """
     ndim = data.draw(st.integers(1, 4))
     shape = data.draw(st.lists(st.integers(0, 9), min_size=ndim, max_size=ndim))
     dtype = data.draw(st.sampled_from([*FLOATS, np.dtype(">f4"), np.dtype("i2")]))
@@ -300,23 +306,44 @@ BAD = [
     (TypeError, "x must be .*complex", lambda: sa.gelu(X * 1j)),
     (TypeError, "x must be .*(longdouble|float128)", lambda: sa.gelu(X.astype(np.longdouble))),
     (TypeError, "MaskedArray", lambda: sa.layer_norm(np.ma.array(X), 4)),
-    (ValueError, r"x of shape \(2, 3, 4\) does not end in normalized_shape \(3,\)", lambda: sa.layer_norm(X, 3)),
+    (
+        ValueError,
+        r"x of shape \(2, 3, 4\) does not end in normalized_shape \(3,\)",
+        lambda: sa.layer_norm(X, 3),
+    ),
     (ValueError, r"normalized_shape \(-1,\)", lambda: sa.rms_norm(X, -1)),
     (TypeError, "normalized_shape must be .* got 4.0", lambda: sa.layer_norm(X, 4.0)),
-    (ValueError, r"weight has shape \(3,\), not normalized_shape \(4,\)", lambda: sa.layer_norm(X, 4, np.ones(3))),
+    (
+        ValueError,
+        r"weight has shape \(3,\), not normalized_shape \(4,\)",
+        lambda: sa.layer_norm(X, 4, np.ones(3)),
+    ),
     (ValueError, r"bias has shape \(\)", lambda: sa.layer_norm(X, 4, None, 1.0)),
     (TypeError, "eps must be a real number, got str", lambda: sa.layer_norm(X, 4, eps="1")),
     (TypeError, "eps must be a real number, got a bool", lambda: sa.rms_norm(X, 4, eps=True)),
     (ValueError, "'none' or 'tanh', got 'erf'", lambda: sa.gelu(X, "erf")),
-    (ValueError, r"x has shape \(2, 3\), not \(..., L, D\) with an even D",
-     lambda: sa.apply_rotary_emb(np.ones((2, 3)), 1.0, 1.0)),
-    (ValueError, r"cos of shape \(3, 4\) does not broadcast to \(..., L, D / 2\) = \(2, 3, 2\)",
-     lambda: sa.apply_rotary_emb(X, X[0], X[0, :, :2])),
+    (
+        ValueError,
+        r"x has shape \(2, 3\), not \(..., L, D\) with an even D",
+        lambda: sa.apply_rotary_emb(np.ones((2, 3)), 1.0, 1.0),
+    ),
+    (
+        ValueError,
+        r"cos of shape \(3, 4\) does not broadcast to \(..., L, D / 2\) = \(2, 3, 2\)",
+        lambda: sa.apply_rotary_emb(X, X[0], X[0, :, :2]),
+    ),
     (ValueError, r"sin of shape", lambda: sa.apply_rotary_emb(X, X[0, :, :2], X[:, :2, :2])),
-    (ValueError, r"cos of shape \(1, 2, 3, 2\)", lambda: sa.apply_rotary_emb(X, X[None, ..., :2], X[..., :2])),
-    (ValueError, r"cos of shape \(3, 1, 2\), one axis less than x .*\(..., L, D / 2\) = \(2, 5, 2\); .* all axes of x",
-     lambda: sa.apply_rotary_emb(np.ones((2, 3, 5, 4)), np.ones((3, 1, 2)), np.ones((5, 2)))),
-]  # fmt: skip
+    (
+        ValueError,
+        r"cos of shape \(1, 2, 3, 2\)",
+        lambda: sa.apply_rotary_emb(X, X[None, ..., :2], X[..., :2]),
+    ),
+    (
+        ValueError,
+        r"cos of shape \(3, 1, 2\), one axis less than x .*\(..., L, D / 2\) = \(2, 5, 2\); .* all axes of x",
+        lambda: sa.apply_rotary_emb(np.ones((2, 3, 5, 4)), np.ones((3, 1, 2)), np.ones((5, 2))),
+    ),
+]
 
 
 test_bad_calls = refusals(*((call, error, match) for error, match, call in BAD))
@@ -462,3 +489,10 @@ def test_norms_inside_a_transformer(isa, dtype, norm_first):
         got, pullback = model.vjp(np.ldexp(x, k))
         close(got, y, dtype, f"2^{k}")
         close(np.ldexp(pullback(dy)[0], k), dx, dtype, f"gradient at 2^{k}")
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_gelu_keeps_the_order_of_axes_in_memory(order):
+    x = np.random.default_rng(0).standard_normal((3, 4, 5)).transpose(order)
+    y, pullback = sa.functional.gelu_vjp(x)
+    assert sa.gelu(x).strides == y.strides == pullback(y).strides == np.exp(x).strides == x.strides

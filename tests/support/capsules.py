@@ -18,9 +18,18 @@ class Library:
 
     def __init__(self, x, old=False, name=None, flags=0, major=1, **changes):
         given = {
-            "data": x.ctypes.data, "device": 1, "number": 0, "ndim": x.ndim, "code": 4, "bits": 16, "lanes": 1,
-            "shape": x.shape, "strides": [n // 2 for n in x.strides], "offset": 0, **changes,
-        }  # fmt: skip
+            "data": x.ctypes.data,
+            "device": 1,
+            "number": 0,
+            "ndim": x.ndim,
+            "code": 4,
+            "bits": 16,
+            "lanes": 1,
+            "shape": x.shape,
+            "strides": [n // 2 for n in x.strides],
+            "offset": 0,
+            **changes,
+        }
         self.kept = [x]
         for key in ("shape", "strides"):
             self.kept.append(np.array(given[key] or (), np.int64))

@@ -1,4 +1,4 @@
-"""Operations that call the core itself or private modules of the package, and calls that are refused.
+"""Operations that call the core itself or private modules of the package, and calls that it refuses.
 
 `ALL` is the whole catalogue; together it must call every function of the extension, in all its ways.
 """
@@ -12,33 +12,14 @@ from capsules import Library
 from drawn_transformers import bad_calls, good_call
 from drawn_transformers import drawn as drawn_transformer
 from inputs import BFLOAT16, OPTIONS, options_together, random_inputs
-from operations import KINDS, OPERATIONS, QKV, encoder, made, model_of, operation
+from operations import KINDS, OPERATIONS, QKV, encoder, made, operation, raised, refused
 
 import selfattn as sa
 from selfattn import _core
 from selfattn.engine import transformer as engine
 from selfattn.engine.decoder import Decoder, DecoderCache
-from selfattn.engine.weights import QUANTS, Compact, multiply, rounded
-
-
-def raised(function, arguments):
-    """Return the name of the error that a call raises, None for huge sizes. (pytest.raises would keep more objects.)"""
-    named = isinstance(arguments, dict)
-    try:
-        function(**arguments) if named else function(*arguments)
-    except Exception as error:
-        huge = named and getattr(arguments.get("query"), "size", 0) >= 2**30
-        if isinstance(error, MemoryError | SystemError) and not huge:  # SystemError: see memory_fails.py
-            raise
-        return None if huge else type(error).__name__  # for PiB, the MemoryError may be NumPy's or selfattn's
-    raise AssertionError(f"no error: {function.__name__}, {arguments}")
-
-
-def refused(d, calls):
-    """Return an operation that makes wrong calls, pairs of a function and arguments: each call raises the same error."""
-    calls = calls(d)
-    things = [list(given.values() if isinstance(given, dict) else given) for _, given in calls]
-    return lambda: [raised(function, given) for function, given in calls], [*calls, *things]
+from selfattn.engine.weights import QUANTS, Compact, multiply, to_kind
+from selfattn.optim.optimizers import Update
 
 
 def changed(function, good, *wrong):
@@ -56,38 +37,47 @@ def late(d):
     arrays, good = everything()
     out = np.zeros((2, 3, 8), np.float32)
     return changed(
-        sa.scaled_dot_product_attention, good | {"return_lse": True, "return_weights": True},
-        {"rng": "x"}, {"out": out}, {"out": arrays[0]}, {"key_lengths": 71}, {"window": (1, "x")},
-    )  # fmt: skip
+        sa.scaled_dot_product_attention,
+        good | {"return_lse": True, "return_weights": True},
+        {"rng": "x"},
+        {"out": out},
+        {"out": arrays[0]},
+        {"key_lengths": 71},
+        {"window": (1, "x")},
+    )
 
 
 def wrong_gradients(d):
     """Calls with one wrong argument each; the last arguments of the list are read when all else is allocated."""
     arrays, good = everything()
-    out, statistics, lse = sa.scaled_dot_product_attention_forward(**good, return_lse=True)
+    out, statistics, lse = _core._attention_forward(**good, return_lse=True)
     good |= {"grad_out": out, "out": out, "statistics": statistics, "grad_lse": lse}
-    bools = np.ones((2, 3, 70), bool)
+    bools, without = np.ones((2, 3, 70), bool), {"alibi_slopes": None, "sinks": None, "attn_mask": None}
     return changed(
-        sa.scaled_dot_product_attention_backward, good,
-        {"query": arrays[0][:, :2]}, {"key": arrays[1][..., 1:]}, {"window": (1, "x")}, {"key_lengths": 71},
-        {"out": out[:1]}, {"out": out.astype(np.float64)}, {"out": None}, {"grad_out": out[:, 1:]},
-        {"grad_out": out.astype(np.float64)}, {"grad_out": bools}, {"grad_lse": out},
-        {"grad_lse": lse.astype(np.float64)}, {"statistics": statistics[..., :1]},
-        {"statistics": statistics.astype(np.float64)}, {"attn_mask": bools, "wrt": (*QKV, "attn_mask")},
-        {"alibi_slopes": None, "wrt": (*QKV, "alibi_slopes")}, {"sinks": None, "wrt": (*QKV, "sinks")},
-        {"rng": None}, {"rng": np.random.default_rng(0)}, {"rng": "x"}, {"wrt": ("keys",)},
-        {"gradients": sa.AttentionGradients(arrays[0], None, None)}, {"gradients": (1, 2, 3)},
-    )  # fmt: skip
-
-
-def wrong_for_the_core(d):
-    arrays = random_inputs((2, 3, 8), 5)
-    out, statistics = sa.scaled_dot_product_attention_forward(*arrays)
-    good = {"out": out, "grad_out": out, "statistics": statistics} | dict(zip(QKV, arrays, strict=True))
-    return changed(
-        _core._attention_backward, good,
-        {"wrt": "x"}, {"wrt": 2**80}, {"wrt": 8}, {"wrt": 16}, {"wrt": 32}, {"out": None},
-    )  # fmt: skip
+        _core._attention_backward,
+        good,
+        {"query": arrays[0][:, :2]},
+        {"key": arrays[1][..., 1:]},
+        {"window": (1, "x")},
+        {"key_lengths": 71},
+        {"out": out[:1]},
+        {"out": out.astype(np.float64)},
+        {"out": None},
+        {"grad_out": out[:, 1:]},
+        {"grad_out": out.astype(np.float64)},
+        {"grad_out": bools},
+        {"grad_lse": out},
+        {"grad_lse": lse.astype(np.float64)},
+        {"statistics": statistics[..., :1]},
+        {"statistics": statistics.astype(np.float64)},
+        {"attn_mask": bools, "wrt": 15},
+        *(without | {"wrt": wrt} for wrt in (8, 16, 32)),
+        {"rng": None},
+        {"rng": np.random.default_rng(0)},
+        {"rng": "x"},
+        {"wrt": "x"},
+        {"wrt": 2**80},
+    )
 
 
 def wrong_rows(d):
@@ -95,20 +85,25 @@ def wrong_rows(d):
     wrong = {
         "softmax": [(x, dy[..., :3], 1), (x, dy, 3), (x, dy > 0, 1), (x, dy)],
         "log_softmax": [(x, dy, "x")],
-        "layer_norm": [(x, dy, 8, weight, bias, "x"), (x, dy, 7, weight, bias, 0.1), (x, dy, (8,), weight[1:], bias, 0.1),
-                       (x, dy, 8, weight, bias > 0, 0.1)],
+        "layer_norm": [
+            (x, dy, 8, weight, bias, "x"),
+            (x, dy, 7, weight, bias, 0.1),
+            (x, dy, (8,), weight[1:], bias, 0.1),
+            (x, dy, 8, weight, bias > 0, 0.1),
+        ],
         "rms_norm": [(x, dy, 8, weight, None, True)],
         "gelu": [(x, dy, "soft"), (x, dy[0], "none"), (x, dy, None)],
-    }  # fmt: skip
+    }
     return [(getattr(_core, f"_{name}_backward"), given) for name, calls in wrong.items() for given in calls]
 
 
 def wrong_steps(d):
     w, grad = d.normal(100, 100), d.normal(100, 100)
-    numbers = (0.1, 0.9, 0.9, 0.1, 0.1, False)
-    calls = [([w], wrong, [w], [w], [0], *numbers) for wrong in ([w], [grad, None], [w[::2]], 3)]
-    calls.append(([w], [grad], [w], [w], [1], np.nan, *numbers[1:]))
-    return [(_core._adam_step, given) for given in calls]
+    step = Update("adam", 0.1, 0.1, beta1=0.9, beta2=0.9, eps=0.1)
+    calls = [(step, [w], wrong, [w], [w], [0]) for wrong in ([w], [grad, None], [w[::2]], 3)]
+    calls.append((step._replace(lr=np.nan), [w], [grad], [w], [w], [1]))
+    calls.append((tuple(step), [w], [grad], [w], [w], [1]))
+    return [(_core._update, given) for given in calls]
 
 
 def wrong_packed(d):
@@ -118,19 +113,16 @@ def wrong_packed(d):
     boolean |= {"out": out, "grad_out": out, "statistics": statistics, "wrt": 15}
     return [
         *changed(sa.varlen_attention, PACKED, *(change for change, *_ in BAD_PACKED.values())),
-        (pullback, (out[:2],)), (_core._varlen_backward, boolean),
-    ]  # fmt: skip
+        (pullback, (out[:2],)),
+        (_core._varlen_backward, boolean),
+    ]
 
 
 def wrong_layers(d):
-    """Wrong calls of encoders and their pullbacks: arrays of other shapes, a mask, ids."""
-    one, bert = made(encoder, True), made(model_of, "BertModel")
-    x, mask, ids = d.normal(2, 20, 32), np.zeros((20, 20), np.float32), [[1, 2], [3]]
-    (y, pullback), (z, bert_pullback) = one.vjp(x), bert.vjp(ids)
-    return [
-        (one.vjp, (x[..., :7],)), (pullback, (y[:, :4],)), (one, {"src": x, "mask": mask[:4]}),
-        (bert.encode, ([[300]],)), (bert_pullback, (z[:1],)),
-    ]  # fmt: skip
+    """Wrong calls of encoders and their pullbacks: arrays of other shapes, a mask."""
+    one, x, mask = made(encoder, True), d.normal(2, 20, 32), np.zeros((20, 20), np.float32)
+    y, pullback = one.vjp(x)
+    return [(one.vjp, (x[..., :7],)), (pullback, (y[:, :4],)), (one, {"src": x, "mask": mask[:4]})]
 
 
 def wrong_transformers(d):
@@ -140,9 +132,10 @@ def wrong_transformers(d):
     _, slopes = _core._proxy_confidences(triplets)
     return [
         *((_core._transformer_forward, (*given, True)) for given in bad_calls().values()),
-        (_core._transformer_backward, (saved, y[:2], True, True)), (_core._proxy_confidences, (y,)),
+        (_core._transformer_backward, (saved, y[:2], True, True)),
+        (_core._proxy_confidences, (y,)),
         (_core._proxy_gradients, (triplets, slopes[0])),
-    ]  # fmt: skip
+    ]
 
 
 def rounding(d):
@@ -182,13 +175,29 @@ def wrong_searches(d):
     query, vectors, numbers = d.normal(2, 20), d.normal(90, 20), d.normal(90)
     q, x, whole, few = query, vectors, vectors.astype(np.int8), numbers[1:].copy()
     places = [
-        (q, x), (q, x, 1.0), (q, x, -1), (q, x, 2**70), (q[0], x, 1), ([1.0], x, 1), (q, x[:, :19].copy(), 1), (q, x[::2], 1),
-        (q, whole, 1), (q.astype(np.float64), x, 1), (q, x.astype(np.float64), 1), (q, x, 1, numbers), (q, np.zeros((1, 2**18), np.int8), 1),
-    ]  # fmt: skip
+        (q, x),
+        (q, x, 1.0),
+        (q, x, -1),
+        (q, x, 2**70),
+        (q[0], x, 1),
+        ([1.0], x, 1),
+        (q, x[:, :19].copy(), 1),
+        (q, x[::2], 1),
+        (q, whole, 1),
+        (q.astype(np.float64), x, 1),
+        (q, x.astype(np.float64), 1),
+        (q, x, 1, numbers),
+        (q, np.zeros((1, 2**18), np.int8), 1),
+    ]
     names = [
-        (x, {"scales": numbers}), (whole, {"scales": few}), (whole, {"scales": numbers[::2]}), (x, {"keep": numbers}),
-        (x, {"keep": few > 0}), (x, {"keep": np.ones((90, 1), bool)}), (x, {"kept": None}),
-    ]  # fmt: skip
+        (x, {"scales": numbers}),
+        (whole, {"scales": few}),
+        (whole, {"scales": numbers[::2]}),
+        (x, {"keep": numbers}),
+        (x, {"keep": few > 0}),
+        (x, {"keep": np.ones((90, 1), bool)}),
+        (x, {"kept": None}),
+    ]
     return [(_core._search, given) for given in places] + [
         (functools.partial(_core._search, q, x, 1), named) for x, named in names
     ]
@@ -196,9 +205,11 @@ def wrong_searches(d):
 
 def machine(d):
     wrong = [
-        (_core._set_isa, ("none",)), (_core.set_num_threads, (0,)), (_core.set_num_threads, ("one",)),
+        (_core._set_isa, ("none",)),
+        (_core.set_num_threads, (0,)),
+        (_core.set_num_threads, ("one",)),
         (_core._fma_peak, ("none", 1, 1)),
-    ]  # fmt: skip
+    ]
 
     def call():
         errors = [raised(*each) for each in wrong]
@@ -209,18 +220,21 @@ def machine(d):
         _core._keep_arena(False)
         _core._keep_arena(True)
         asked = _core.available_isas(), _core.build_info(), _core.get_num_threads(), _core._quant_shapes()
-        return errors, asked
+        asked += tuple(_core._attention_parameters().items())
+        return errors, asked, [_core._compact_unit(int8) for int8 in (True, False)]
 
     return call, []
 
 
 def transformer(d, number, dropout=False):
     """A drawn transformer: different numbers give different settings (drawn_transformers.py)."""
-    model, inputs, ends = drawn_transformer(number, d.dtype, d=24, lengths=(30, 1, 50), dropout=dropout)
+    model, inputs, ends, added = drawn_transformer(
+        number, d.dtype, d=24, lengths=(30, 1, 50), dropout=dropout
+    )
 
     def call():
-        y, pullback = engine.vjp(model, inputs, ends)
-        return engine.forward(model, inputs, ends), pullback(y)
+        y, pullback = engine.vjp(model, inputs, ends, added)
+        return engine.forward(model, inputs, ends, added), pullback(y)
 
     return call, [inputs, ends, *(x for x in engine.arrays(model) if x is not None)]
 
@@ -228,7 +242,7 @@ def transformer(d, number, dropout=False):
 def compact(d, weight, kind):
     if kind in QUANTS:
         return drawn_blocks(d.rng, kind, *weight.shape)
-    return Compact(*rounded("w", weight, kind))
+    return Compact(*to_kind("w", weight, kind))
 
 
 def product(d, kind, rows=40, **options):
@@ -242,6 +256,12 @@ def product(d, kind, rows=40, **options):
     return call, [x, bias, weight.raw if kind in QUANTS else weight.values]
 
 
+def panels(d):
+    """Weights of bfloat16, packed as on a CPU that multiplies them."""
+    weight = d.rng.integers(0, 2**16, (130, 256), np.uint16)
+    return lambda: _core._bfloat16_panels(weight) is None, [weight]  # the object cannot be compared
+
+
 def decoding(d, kind=None):
     """Append tokens to a cache that some sequences leave, with float weights or with quants."""
     size, width, heads = 256, 64, 2
@@ -253,11 +273,21 @@ def decoding(d, kind=None):
         return engine.Projection(of(d.normal(out, into) * into**-0.5), d.normal(out))
 
     one = engine.Layer(
-        2 * heads, projection(2 * heads * width, size), projection(heads * width, size), projection(heads * width, size),
-        output=projection(size, 2 * heads * width), attention_norm=engine.Norm(d.normal(size), kind="rms"),
-        up=projection(256, size), gate=projection(256, size), down=projection(size, 256), num_key_heads=heads,
-        feed_forward_norm=engine.Norm(d.normal(size), d.normal(size)), norm_first=True, activation="silu", causal=True,
-    )  # fmt: skip
+        2 * heads,
+        projection(2 * heads * width, size),
+        projection(heads * width, size),
+        projection(heads * width, size),
+        output=projection(size, 2 * heads * width),
+        attention_norm=engine.Norm(d.normal(size), kind="rms"),
+        up=projection(256, size),
+        gate=projection(256, size),
+        down=projection(size, 256),
+        num_key_heads=heads,
+        feed_forward_norm=engine.Norm(d.normal(size), d.normal(size)),
+        norm_first=True,
+        activation="silu",
+        causal=True,
+    )
     table = of(d.normal(300, size))
     model = Decoder(engine.Transformer((one, one), table), table, max_seq_len=90)
     ids = [d.ids(n) for n in (62, 1, 20)]
@@ -301,15 +331,25 @@ def leaving(d):
 
 
 ALL = OPERATIONS | {
-    "refused: attention": operation(refused, calls=lambda d: [(sa.scaled_dot_product_attention, bad.arguments()) for bad in BAD]),
+    "refused: attention": operation(
+        refused, calls=lambda d: [(sa.scaled_dot_product_attention, bad.arguments()) for bad in BAD]
+    ),
     **{
         f"refused: {name}": operation(refused, calls=calls)
         for name, calls in {
-            "late": late, "gradients": wrong_gradients, "gradients of the core": wrong_for_the_core, "packed": wrong_packed, "steps": wrong_steps, "searches": wrong_searches,
-            "layers": wrong_layers, "transformers": wrong_transformers,
+            "late": late,
+            "gradients": wrong_gradients,
+            "packed": wrong_packed,
+            "steps": wrong_steps,
+            "searches": wrong_searches,
+            "layers": wrong_layers,
+            "transformers": wrong_transformers,
         }.items()
     },
-    **{f"refused: rows of {dtype}": operation(refused, calls=wrong_rows, dtype=dtype) for dtype in ("bfloat16", "float64", "int8")},
+    **{
+        f"refused: rows of {dtype}": operation(refused, calls=wrong_rows, dtype=dtype)
+        for dtype in ("bfloat16", "float64", "int8")
+    },
     "rounding and checksums": operation(rounding),
     "capsule of another library": operation(capsule, dtype="bfloat16"),
     "triplets": operation(triplets),
@@ -319,13 +359,19 @@ ALL = OPERATIONS | {
     "triplets of float64": operation(triplets, dtype="float64"),
     "machine": operation(machine, alone=True),
     **{
-        f"transformer {n}": operation(transformer, number=n, dtype=("float32", "float64")[n % 2], threads=1 + n // 2 % 2)
+        f"transformer {n}": operation(
+            transformer, number=n, dtype=("float32", "float64")[n % 2], threads=1 + n // 2 % 2
+        )
         for n in range(12)
     },
     "transformer with dropout": operation(transformer, number=12, dropout=True, threads=2),
     **{f"product of {kind}": operation(product, kind=kind) for kind in [*KINDS, *QUANTS]},
     **{f"row of {kind}": operation(product, kind=kind, rows=1, decoding=True) for kind in QUANTS},
+    "panels of bfloat16": operation(panels),
     "decoding": operation(decoding, in_place=True),
-    **{f"decoding with {kind}": operation(decoding, kind=kind, in_place=True) for kind in [*KINDS, "Q4_0", "Q4_K", "Q6_K", "F16"]},
+    **{
+        f"decoding with {kind}": operation(decoding, kind=kind, in_place=True)
+        for kind in [*KINDS, "Q4_0", "Q4_K", "Q6_K", "F16"]
+    },
     "sequences leave": operation(leaving, in_place=True),
-}  # fmt: skip
+}

@@ -1,4 +1,5 @@
-/* Preloaded into a Python with PYTHONMALLOC=malloc: has the n-th allocation of a thread fail, and counts what is not freed.
+/* Preloaded into a Python with PYTHONMALLOC=malloc: has the n-th allocation of a thread fail,
+ * and counts what is not freed.
  *
  * Only allocations of Python, NumPy and selfattn fail: libgomp and Rust end the process when they get no memory. */
 #define _GNU_SOURCE
@@ -54,7 +55,7 @@ static void *take_early(size_t size) {
     return early_used <= sizeof early ? p : NULL;
 }
 
-/* ---- whose allocation it is: by where the code lies ----------------------------------------------------------------------- */
+/* ---- whose allocation it is: by where the code lies -------------------------------------------------------------- */
 
 typedef struct {
     const char *low, *high;
@@ -65,7 +66,9 @@ typedef struct {
 static range core, evaluates, iterates, ending[MOST_RANGES];
 static int endings;
 
-static bool lies_in(const void *address, range r) { return (const char *)address >= r.low && (const char *)address < r.high; }
+static bool lies_in(const void *address, range r) {
+    return (const char *)address >= r.low && (const char *)address < r.high;
+}
 
 static int look_at(struct dl_phdr_info *library, size_t size, void *unused) {
     static const char *const names[] = {"libgomp", "libomp", "tokenizers", "ld-linux"};
@@ -116,9 +119,9 @@ static bool ends_the_process(void *caller) {
     return false;
 }
 
-/* Returns whether selfattn's extension allocates, itself or through C functions that it calls; Python code that it calls does not
- * count, since NumPy crashes and leaks when it gets no memory there. Without this restriction, returns whether anything but an
- * iterator over a dictionary allocates: CPython 3.11 crashes for these. */
+/* Returns whether selfattn's extension allocates, itself or through C functions that it calls; Python code that it
+ * calls does not count, since NumPy crashes and leaks when it gets no memory there. Without this restriction, returns
+ * whether anything but an iterator over a dictionary allocates: CPython 3.11 crashes for these. */
 static bool counts(void) {
     void *frames[64];
     const int n = backtrace(frames, 64);

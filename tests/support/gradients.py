@@ -5,7 +5,8 @@ products is off by sqrt(n) u times the sum of their absolute values), following 
 
 * A score is off by what tolerances.py says; call it e. Its weight is then off by the factor e plus the weighted
   mean of e, which is the denominator's error.
-* δ = O·dO has the errors of all weights of its row, and the output's own, which may be subnormal; never those of 16 bits.
+* δ = O·dO has the errors of all weights of its row, and the output's own, which may be subnormal; never those of
+  16 bits.
 * dS = P (dP - δ): the relative error of P times both terms, and P times their errors.
 * Soft-capping multiplies by 1 - t², which is off by a few u, and by 2e/softcap relatively.
 * Where weights are rounded to bfloat16 (tolerances.py), so is dS, and the output has that error already.
@@ -24,14 +25,13 @@ from tolerances import (
     rounds_weights,
     with_later_terms,
     without_two_kinds_of_16_bits,
-)  # fmt: skip
+)
 
 import selfattn as sa
 from selfattn import reference
 
 FIELDS = reference.AttentionGradients._fields
 PER_HEAD = FIELDS[4:]
-DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
 
 
 def everything(options):
@@ -51,7 +51,7 @@ def bounds(arrays, options, grad_out, grad_lse, dtype, rounds):
     """
     info = np.finfo(np.float64 if dtype == np.float64 else np.float32)
     u, least = float(info.eps), float(info.tiny)
-    call = reference.arguments.prepare(*arrays, **(DEFAULTS | options), compute_dtype=np.float64)
+    call = reference.call.attention_call(*arrays, **options, compute_dtype=np.float64)
     out, lse, P = reference.scaled_dot_product_attention(
         *arrays, **options, return_lse=True, return_weights=True, compute_dtype=np.float64
     )
@@ -130,7 +130,7 @@ def true_gradients(arrays, options, grad_out, grad_lse=None):
         if name in ("key", "value") and options.get("enable_gqa"):
             *lead, heads, rows, width = limit.shape
             limit = limit.reshape(*lead, x.shape[-3], heads // max(x.shape[-3], 1), rows, width).sum(-3)
-        limit = reference.arguments.sum_to_shape(limit, x.shape)
+        limit = reference.arrays.sum_to_shape(limit, x.shape)
         truth = getattr(exact, name)
         found[name] = TrueGradient(truth, limit + rounding(dtype, truth), dtype)
     return found
@@ -151,7 +151,8 @@ def assert_true_gradients(got, expected, what="", wrt=FIELDS):
 
 
 def gradients(arrays, options, *, num_threads=None, grad_out=None, grad_lse=None, wrt=None):
-    """Return all gradients of a call, or those that `wrt` names, and the gradient of the output, if none is given a drawn one."""
+    """Return all gradients of a call, or those that `wrt` names, and the gradient of the output, if none is given a
+    drawn one."""
     wrt = everything(options) if wrt is None else wrt
     out, pullback = sa.scaled_dot_product_attention_vjp(
         *arrays, **options, wrt=wrt, num_threads=num_threads, return_lse=grad_lse is not None

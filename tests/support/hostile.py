@@ -11,14 +11,64 @@ import zipfile
 SENTENCE = "the sea was calm"
 
 NUMBERS = [
-    0, 1, -1, 2, 3, 7, 8, 255, 256, 65535, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, 10**400, -(2**63),
-    0.0, 0.5, -0.5, 1e-320, 1e308, float("inf"), float("-inf"), float("nan"),
-]  # fmt: skip
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    8,
+    255,
+    256,
+    65535,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**53 + 1,
+    2**63 - 1,
+    2**63,
+    2**64,
+    10**30,
+    10**400,
+    -(2**63),
+    0.0,
+    0.5,
+    -0.5,
+    1e-320,
+    1e308,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+]
 SIZES = [n for n in NUMBERS if isinstance(n, int) and 0 <= n < 2**64]  # numbers that 8 bytes can hold
 TEXTS = [
-    "", " ", "a", "\0", "é", "\ud800", "🙂", "..", "../x", "/", "/etc/passwd", "a/b", "x" * 5000, "0", "8", "true", "float32",
-    "BF16", "F8_E4M3", "int8", "nan", "__class__", "{}", "%s%n", "mean", "cls",
-]  # fmt: skip
+    "",
+    " ",
+    "a",
+    "\0",
+    "é",
+    "\ud800",
+    "🙂",
+    "..",
+    "../x",
+    "/",
+    "/etc/passwd",
+    "a/b",
+    "x" * 5000,
+    "0",
+    "8",
+    "true",
+    "float32",
+    "BF16",
+    "F8_E4M3",
+    "int8",
+    "nan",
+    "__class__",
+    "{}",
+    "%s%n",
+    "mean",
+    "cls",
+]
 OTHERS = [None, True, False, [], {}, [[]], [None], [0], {"": None}, {"a": {"b": []}}, [1, 2, 3], ["a", "b"]]
 
 
@@ -145,11 +195,19 @@ def change_zip(content, draw):
     elif what == 2:
         members[n] = name, members[draw.randrange(len(members))][1]
     elif what == 3:  # a header that contradicts the content
-        for old, new in draw.choice([
-            [(b"'<f4'", draw.choice([b"'<f8'", b"'|O'  ", b"'<U9'", b"'>c16'", b"'|V4'", b"[('a', '<f4')]"]))],
-            [(b"(", draw.choice([b"(-1, ", b"(99999999999, ", b"((", b"(0, ", b"(2, 3, "]))],
-            [(b"False", b"True")], [(b"descr", b"dsecr")],
-        ]):  # fmt: skip
+        for old, new in draw.choice(
+            [
+                [
+                    (
+                        b"'<f4'",
+                        draw.choice([b"'<f8'", b"'|O'  ", b"'<U9'", b"'>c16'", b"'|V4'", b"[('a', '<f4')]"]),
+                    )
+                ],
+                [(b"(", draw.choice([b"(-1, ", b"(99999999999, ", b"((", b"(0, ", b"(2, 3, "]))],
+                [(b"False", b"True")],
+                [(b"descr", b"dsecr")],
+            ]
+        ):
             data = data.replace(old, new, 1)
         members[n] = name, data
     else:

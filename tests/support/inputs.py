@@ -1,4 +1,5 @@
-"""Inputs for the tests: random arrays of every dtype, in every memory layout, and each option and block mask by name."""
+"""Inputs for the tests: random arrays of every dtype, in every memory layout, and each option and block mask by
+name."""
 
 import itertools
 
@@ -159,15 +160,19 @@ def laid_out():
     unaligned = np.zeros(4 * 30 + 1, np.uint8)[1:].view(np.float32)
     unaligned[:] = whole[0, 0, :30]
     return {
-        "float16": whole[0].astype(np.float16), "bfloat16": whole[1].astype(BFLOAT16),
+        "float16": whole[0].astype(np.float16),
+        "bfloat16": whole[1].astype(BFLOAT16),
         "float16, strided": whole[2].astype(np.float16)[::-2, 5::3],
-        "bfloat16, turned": whole.astype(BFLOAT16).transpose(2, 0, 1), "turned": whole.transpose(1, 2, 0),
+        "bfloat16, turned": whole.astype(BFLOAT16).transpose(2, 0, 1),
+        "turned": whole.transpose(1, 2, 0),
         "float64, strided": whole[3].astype(np.float64)[:, ::-1],
         "swapped": whole[4].astype(np.dtype(np.float32).newbyteorder()),
         "float16, swapped": whole[5].astype(np.dtype(np.float16).newbyteorder())[::2],
-        "unaligned": unaligned, "one number": np.array(0.5, np.float16), "none": np.zeros((3, 0, 2), np.float16),
+        "unaligned": unaligned,
+        "one number": np.array(0.5, np.float16),
+        "none": np.zeros((3, 0, 2), np.float16),
         "every second": np.arange(2000, dtype=np.float32)[::2],
-    }  # fmt: skip
+    }
 
 
 def covering(**axes):
@@ -197,15 +202,19 @@ def covering(**axes):
 
 
 ALONE = [(name,) for name in OPTIONS]
-OTHERS = ("softcap", "alibi_slopes", "sinks", "key_lengths", "scale", "dropout")
+CHOICES = {
+    "mask": ("bool_mask", "float_mask"),
+    "diagonal": ("is_causal", "lower_right"),
+    "window": ("window", "left_window"),
+}
+OTHERS = tuple(
+    name for name in OPTIONS if name not in {"plain"}.union(*CHOICES.values())
+)  # each may go with any other
 TOGETHER = [
     tuple(name for name in case.values() if name is not None)
     for case in covering(
-        mask=[None, "bool_mask", "float_mask"],
-        diagonal=[None, "is_causal", "lower_right"],
-        window=[None, "window", "left_window"],
+        **{axis: [None, *names] for axis, names in CHOICES.items()},
         **{name: [None, name] for name in OTHERS},
     )
 ]
-assert set().union(*TOGETHER) == set(OPTIONS) - {"plain"}
 SETS_OF_OPTIONS = ALONE + TOGETHER  # each option alone, and sets in which any two occur together

@@ -5,9 +5,11 @@ import sys
 import tracemalloc
 
 import numpy as np
+import pytest
 from inputs import BFLOAT16
 
 import selfattn as sa
+from benchmarks import memory
 from selfattn import _core
 
 attend = sa.scaled_dot_product_attention
@@ -57,7 +59,8 @@ def counts_changed(call, things):
 
 
 def memory_settles(call):
-    """Return whether the memory in use stays the same in one of several rounds; caches may free older memory meanwhile."""
+    """Return whether the memory in use stays the same in one of several rounds; caches may free older memory
+    meanwhile."""
     if not tracemalloc.is_tracing():
         tracemalloc.start()
     before = -np.inf
@@ -90,3 +93,15 @@ def assert_nothing_stays(call, arguments):
     gc.freeze()  # existing objects need not be visited again, also by the next operation
     assert any(counts_changed(call, things) < TIMES // 5 for _ in range(5)), "references or objects stay"
     assert memory_settles(call), "memory stays: the least object has 16 bytes"
+
+
+def assert_repeated_work_does_not_grow(call, times):
+    """Resident memory shows leaks that tracemalloc does not see."""
+    if not memory.AVAILABLE:
+        pytest.skip("the size of a process is read as on Linux")
+    for _ in range(3):
+        call()
+    before = memory.status("VmRSS")
+    for _ in range(times):
+        call()
+    assert memory.status("VmRSS") - before < 4 << 20

@@ -1,9 +1,12 @@
-"""How the tests of pages find a cell in a browser, read numbers, highlights and sums, and change a number."""
+"""How the tests of pages run scripts, find a cell in a browser, read numbers, highlights and sums, edit a number."""
 
+import json
 import re
 
 import numpy as np
 import pytest
+
+from selfattn.views import document
 
 # The contrast of every visible text with its background: WCAG 2.1, 1.4.3.
 CONTRASTS = """() => {
@@ -32,6 +35,11 @@ CONTRASTS = """() => {
     }
     return [...found];
 }"""
+
+
+def then(scripts, more):
+    """Return the code of scripts, as pages have it, and more code that uses their names."""
+    return document.code(*scripts).removesuffix("})();") + more + "})();"
 
 
 def cell(page, stage, node, i, j, *, transposed=False):
@@ -91,6 +99,33 @@ def bars(page):
 
 def said(page, stage):
     return page.locator(f"[data-stage='{stage}'] .sa-say").inner_text()
+
+
+def assert_nothing_runs(page, token):
+    """A page of hostile tokens shows them as text after its last button is pressed."""
+    page.wait_for_selector("[data-live]")
+    page.locator("button:visible").last.click()
+    page.wait_for_function("token => document.body.innerText.includes(token)", arg=token)
+    assert page.locator("img").count() == 0
+
+
+def in_a_cell(widget):
+    """Return a page that runs a widget's module as anywidget runs it, and keeps in ``saved`` what the user chose."""
+    data = json.dumps({"body": widget.body, "style_sheet": widget.style_sheet}).replace("<", "\\u003c")
+    module = widget._esm.replace("export default", "const widget =").replace("</script", "<\\/script")
+    return f"""<!DOCTYPE html><html lang=en><title>widget</title><link rel=icon href="data:,"><body class=sa-page>
+        <div class=cell></div>
+        <script>{module}
+        const data = {data};
+        window.model = {{
+            get: (name) => data[name],
+            set: (name, value) => (data[name] = value),
+            save_changes: () => (window.saved = data.chosen),
+        }};
+        const el = document.createElement("div");
+        widget.render({{ model, el }});
+        setTimeout(() => document.querySelector(".cell").append(el), 50); // later, as notebooks do
+        </script>"""
 
 
 def change(page, stage, node, i, j, text):

@@ -4,20 +4,29 @@ import json
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import numpy as np
 
 from selfattn import attention_steps, nn, views
 from selfattn.steps.layers import LayerSteps, ModelSteps, layer_steps, model_steps
 from selfattn.tutorials import load
+from selfattn.views.writing import visible
 
 NASTY = [
-    "<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "\"quoted\" 'twice' &amp; <!-- -->",
-    "\u202eright to left\u202c שלום", "👩‍👩‍👧 ]]> \u2028 \u2029 \x00 \ud800", "${alert(1)} `x` \\u003c",
-]  # fmt: skip
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(1)>",
+    "\"quoted\" 'twice' &amp; <!-- -->",
+    "\u202eright to left\u202c שלום",
+    "👩‍👩‍👧 ]]> \u2028 \u2029 \x00 \ud800",
+    "${alert(1)} `x` \\u003c",
+]
 
 # A script that shows everything of a page, and the details of all stages.
-UNFOLD = """document.querySelectorAll("[data-do='open all'], [data-first] [data-do=everything]").forEach((b) => b.click())"""
+UNFOLD = (
+    """document.querySelectorAll("[data-do='open all'], [data-first] [data-do=everything]")"""
+    ".forEach((b) => b.click())"
+)
 
 
 def illustrated():
@@ -46,10 +55,24 @@ def everything(dtype=np.float64, add=0.0):
     mask = rng.standard_normal((5, 5))
     mask[2, 1] = -np.inf
     return layer_steps(
-        x, *weights[:3], W_out=weights[3], num_heads=2, b_query=biases[0], b_key=biases[1], b_value=biases[2],
-        b_out=biases[3], residual=True, norm=(biases[4], None, 1e-5), attn_mask=mask, is_causal=True,
-        softcap=2.0, alibi_slopes=[0.5, 0.25], sinks=[0.1, -0.2], dropout_p=0.3, rng=3,
-    ), list("abcde")  # fmt: skip
+        x,
+        *weights[:3],
+        W_out=weights[3],
+        num_heads=2,
+        b_query=biases[0],
+        b_key=biases[1],
+        b_value=biases[2],
+        b_out=biases[3],
+        residual=True,
+        norm=(biases[4], None, 1e-5),
+        attn_mask=mask,
+        is_causal=True,
+        softcap=2.0,
+        alibi_slopes=[0.5, 0.25],
+        sinks=[0.1, -0.2],
+        dropout_p=0.3,
+        rng=3,
+    ), list("abcde")
 
 
 def additive(add=0.0):
@@ -91,8 +114,12 @@ def dead_row():
 def numbers_by_node(steps):
     """Return the matrices that a page must show, by the names of their nodes."""
     if isinstance(steps, ModelSteps):
-        found = {"embeddings": steps.embeddings, "positions": steps.positions, "inputs": steps.inputs,
-                 "mean": steps.output[None]}  # fmt: skip
+        found = {
+            "embeddings": steps.embeddings,
+            "positions": steps.positions,
+            "inputs": steps.inputs,
+            "mean": steps.output[None],
+        }
         for n, block in enumerate(steps.blocks):
             found |= {f"block{n}.{name}": a for name, a in numbers_by_node(block).items() if name != "inputs"}
         return found
@@ -113,19 +140,15 @@ def numbers_by_node(steps):
     return found
 
 
-def _attention(tokens):
+def attention(tokens):
     return attention_steps(*np.random.default_rng(0).standard_normal((3, len(tokens), 4))), tokens
 
 
 # A page of each kind from tokens.
 PAGES = {
-    "steps": lambda tokens: views.steps_page(*_attention(tokens), compare=_attention(tokens), exercise=True),
-    "joined": lambda tokens: views.join_pages([views.steps_page(*_attention(tokens))] * 2, "".join(tokens)),
-    "explorer": lambda tokens: views.explorer(*_attention(tokens), word=tokens[1]),
-    "map": lambda tokens: views.corpus_map(
-        np.eye(len(tokens)), tokens, dict.fromkeys(tokens, tokens), name="".join(tokens)
-    ),
-    "way back": lambda tokens: views.way_back_page(*_attention(tokens)),
+    "steps": lambda tokens: views.steps_page(*attention(tokens), compare=attention(tokens), exercise=True),
+    "joined": lambda tokens: views.join_pages([views.steps_page(*attention(tokens))] * 2, "".join(tokens)),
+    "way back": lambda tokens: views.way_back_page(*attention(tokens)),
     "gpt": lambda tokens: views.gpt_page(nn.GPT(len(tokens), 8, 1, 2, 12, rng=0), tokens, tokens[1]),
 }
 
@@ -205,3 +228,26 @@ class Reader(HTMLParser):
         """Return the numbers of a node's first table."""
         table = next(t for t in self.tables if t.node == node)
         return table.numbers.T if "data-t" in table.attributes else table.numbers
+
+
+PLAIN = [f"word{n}" for n in range(len(NASTY))]
+
+
+def tags(page):
+    """Return all elements with the names of their attributes, except bdi, which encloses words in other scripts."""
+    return [(tag, [*attributes]) for tag, attributes in page.elements if tag != "bdi"]
+
+
+def assert_harmless(make, tokens_of, said=True):
+    """Hostile tokens add and remove no element of a page; its data has all of them, and its text if ``said``."""
+    page, plain = make(NASTY), make(PLAIN)
+    for made, expected in ((page.html, plain.html), (page.fragment, plain.fragment)):
+        made.encode("utf-8")
+        read = Reader(made)
+        assert tags(read) == tags(Reader(expected))
+        assert not said or all(visible(token) in "".join(read.text) for token in NASTY)
+        for script in read.scripts:
+            if script.startswith("{"):
+                assert not set("<>&\u2028\u2029\x00") & set(script)
+    ElementTree.fromstring(page.svg)
+    assert tokens_of(data_of(page.html)) == [visible(token) for token in NASTY]

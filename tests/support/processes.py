@@ -4,13 +4,18 @@ What may hang has a time limit, so that a hang is a failure and not the end of t
 """
 
 import os
+import platform
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+SUPPORT = Path(__file__).parent
 TIME_LIMIT = 240  # seconds: a script needs a few, unless it hangs
 PYTHON = (sys.executable, "-P", "-W", "ignore")
 COMMAND = (*PYTHON, "-m", "selfattn")
@@ -21,6 +26,8 @@ ENVIRONMENT = {
     "PYTHONIOENCODING": "utf-8",
     "PYTHONFAULTHANDLER": "1",
 }
+if folder := ENVIRONMENT.get("SELFATTN_TEST_BYTECODE"):  # see before_tests.py
+    ENVIRONMENT |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
 # Freed arrays go back to the system at once, so that a call cannot use them unnoticed.
 TO_THE_SYSTEM = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
@@ -57,3 +64,15 @@ def run_command(*arguments, given=None, environment=None, **options):
     """Run `python -m selfattn` with its output in pipes, and text on its standard input."""
     stdin = subprocess.DEVNULL if given is None else subprocess.PIPE
     return finish(start([*COMMAND, *arguments], environment, stdin=stdin, **options), given)
+
+
+def assert_allocations_may_fail(folder, script):
+    """Run a script such as memory_fails.py with failing_malloc.c preloaded, compiled in a folder, or skip the test."""
+    if platform.libc_ver()[0] != "glibc" or shutil.which("gcc") is None:
+        pytest.skip("needs glibc and GCC")
+    pytest.importorskip("ml_dtypes")
+    shim = folder / "failing_malloc.so"
+    command = f"gcc -O1 -shared -fPIC -Wall -Werror {SUPPORT / 'failing_malloc.c'} -o {shim} -ldl"
+    subprocess.run(shlex.split(command), check=True)
+    done = finish(start([sys.executable, script], {"LD_PRELOAD": str(shim), "PYTHONMALLOC": "malloc"}))
+    assert done.returncode == 0, done.stdout + done.stderr

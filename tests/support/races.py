@@ -1,8 +1,10 @@
-"""A script: Python threads that call the package at once, on arrays of their own and on shared ones. `tools/check_threads` starts it
-under ThreadSanitizer, `tests/process/test_threads.py` without.
+"""A script: Python threads that call the package at once, on arrays of their own and on shared ones.
 
-Everything must have the bits that one thread alone computes. With `planted` in place of a number of rounds, two threads write
-into one array: the sanitizer must report that.
+`tools/check_threads.sh` starts it under ThreadSanitizer, `tests/process/test_threads.py` without. `model_races.py`,
+among the tests of models, calls pretrained models.
+
+Everything must have the bits that one thread alone computes. With `planted` in place of a number of rounds, two threads
+write into one array: the sanitizer must report that.
 """
 
 import contextlib
@@ -21,13 +23,13 @@ from operations import same
 
 import selfattn as sa
 from selfattn import nn
+from selfattn.optim.optimizers import Update
 
 THREADS = 4
 DRAWS = 500  # draws of each thread
 RNG = np.random.default_rng(0)
-FIRST = ["GPT draws", "fit", "RotaryEmbedding", "BertModel", "ModernBertModel", "model 0"]
-FIRST += [f"{name} of {kind}" for name in ("BertModel", "LlamaForCausalLM") for kind in operations.KINDS]
-OPERATIONS = {name: each for name, each in ALL.items() if not (each.random or each.alone or each.threads > 1)}
+ADAM = Update("adam", 0.1, 0.0, beta1=0.9, beta2=0.999, eps=1e-8)
+FIRST = ["GPT draws", "fit", "RotaryEmbedding", "model 0"]
 
 
 def normal(*shape):
@@ -79,16 +81,16 @@ def settings(done):
     sa.set_num_threads(None)
 
 
-def prepared():
+def prepared(catalogue):
     """Return calls by name, each with arrays of its own; these have the same numbers each time."""
-    return {name: each.prepare()[0] for name, each in OPERATIONS.items()}
+    return {name: each.prepare()[0] for name, each in catalogue.items()}
 
 
-def all_operations(turn):
+def all_operations(catalogue, turn):
     """Run all operations in all threads: two threads share the arrays that they read; all share the modules."""
-    expected = {name: call() for name, call in prepared().items()}
-    calls = [prepared() for _ in range(THREADS)]
-    calls[1] |= {name: call for name, call in calls[0].items() if not OPERATIONS[name].in_place}
+    expected = {name: call() for name, call in prepared(catalogue).items()}
+    calls = [prepared(catalogue) for _ in range(THREADS)]
+    calls[1] |= {name: call for name, call in calls[0].items() if not catalogue[name].in_place}
     done = threading.Event()
     setting = threading.Thread(target=settings, args=[done])
     setting.start()
@@ -97,12 +99,13 @@ def all_operations(turn):
     setting.join()
 
 
-def first_calls():
-    """An object's first call makes what later calls use again, such as angles: here all threads make that call at once."""
-    for name in FIRST:
-        expected = OPERATIONS[name].prepare()[0]()
+def first_calls(catalogue, first):
+    """An object's first call makes what later calls use again, such as angles: here all threads make that call at
+    once."""
+    for name in first:
+        expected = catalogue[name].prepare()[0]()
         operations.made.cache_clear()
-        call = OPERATIONS[name].prepare()[0]
+        call = catalogue[name].prepare()[0]
         at_once(*[compute({name: call}, {name: expected}, 0)] * THREADS)
 
 
@@ -149,7 +152,8 @@ def draw(generator, own):
 
 
 def lists_that_change():
-    """The core reads lists that another thread makes longer and shorter: it takes the content of one moment, or refuses."""
+    """The core reads lists that another thread makes longer and shorter: it takes the content of one moment, or
+    refuses."""
     ids, done = [1] * 20, threading.Event()
     x = [normal(40, 60) for _ in range(4)]
     arrays = [[array.copy()] for array in x]
@@ -168,7 +172,7 @@ def lists_that_change():
                 packed = sa._core._pack_ids([ids], 50)
                 assert packed is None or set(packed[0].tolist()) <= {1, 2}
                 with contextlib.suppress(TypeError):  # the list may be empty at that moment
-                    sa._core._adam_step(*arrays, [1], 0.1, 0.9, 0.999, 1e-8, 0.0, False)
+                    sa._core._update(ADAM, *arrays, [1])
         finally:
             done.set()
 
@@ -204,19 +208,28 @@ def planted():
     at_once(write, write)
 
 
-if __name__ == "__main__":
-    if sys.argv[1:] == ["planted"]:
-        planted()
-        sys.exit()
+def main(catalogue, first, *parts):
+    """Try operations of a catalogue, the first calls of some, and other parts, for some rounds; end the process."""
+    catalogue = {
+        name: each for name, each in catalogue.items() if not (each.random or each.alone or each.threads > 1)
+    }
     sys.setswitchinterval(1e-5)  # seconds, so that threads with a GIL take turns often
     for turn in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
-        all_operations(turn)
-        for part in (first_calls, handed_over, generators, lists_that_change, forks):
+        all_operations(catalogue, turn)
+        first_calls(catalogue, first)
+        for part in parts:
             part()
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()
     assert gil != bool(sysconfig.get_config_var("Py_GIL_DISABLED")), (
         "a free-threaded Python has a GIL: an extension asked for it"
     )
     where = f"{THREADS} threads, {sa.get_isa()}, {'with' if gil else 'without'} a GIL"
-    print(f"{len(OPERATIONS)} operations in {where}: {len(failures)} failures", flush=True)
+    print(f"{len(catalogue)} operations in {where}: {len(failures)} failures", flush=True)
     sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["planted"]:
+        planted()
+        sys.exit()
+    main(ALL, FIRST, handed_over, generators, lists_that_change, forks)

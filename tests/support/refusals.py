@@ -1,4 +1,5 @@
-"""Makes tests from tables of bad calls: the call, or what it is given, the error that it must raise, and its message (if empty, any)."""
+"""Makes tests from tables of bad calls: the call, or what it is given, the error that it must raise, and its message
+(if empty, any)."""
 
 import re
 
@@ -6,10 +7,11 @@ import pytest
 
 
 def refusals(*cases, given=None, call=None, ids=None):
-    """Make a test of (what, error, message) or (what, message of a ValueError); a message is a pattern, or words that must all be in it.
+    """Make a test of (what, error, message) or (what, message of a ValueError); a message is a pattern, or words that
+    must all be in it.
 
-    ``what`` is called, or ``call`` with ``what`` last. The first argument of either is what ``given()`` returns, or the fixture of
-    that name, if there is one.
+    ``what`` is called, or ``call`` with ``what`` last. The first argument of either is what ``given()`` returns, or
+    the fixture of that name, if there is one.
     """
     cases = [case if len(case) == 3 else (case[0], ValueError, case[1]) for case in cases]
 

@@ -9,8 +9,8 @@ The bounds follow the arithmetic, element by element, with u = eps of the precis
   exp itself costs a few u, and is 0 below the least normal number.
 * A row of the output is a sum of S terms: sqrt(S) u of the sum of their absolute values, plus what the errors
   of the weights amount to.
-* Where the instruction set multiplies pairs of bfloat16, weights are rounded to it before they meet values of that dtype
-  (docs/decisions/0007), in calls of some size: u' = 2^-8 of each term, also independent errors.
+* Where the instruction set multiplies pairs of bfloat16, weights are rounded to it before they meet values of
+  that dtype (docs/decisions/0007), in calls of some size: u' = 2^-8 of each term, also independent errors.
 * At the end the result is rounded once to its dtype.
 
 "A few" is FEW; the truth in float64 has errors of the same kind when float64 is tested. The largest error seen
@@ -63,8 +63,8 @@ def rounding(dtype, x):
 def rounds_weights(query, key, value, enable_gqa=False, has_pullback=False):
     """Return the rounding error of weights in this call, 0 if they are not rounded.
 
-    2^-8, of bfloat16: products/bf16dot.h and decode/decode_bf16dot.h say where. 2^-16, of two bfloat16 terms: gradients of 16 bits
-    on AMX (products/amx_gradients.h).
+    2^-8, of bfloat16: products/bf16dot.h and decode/decode_bf16dot.h say where. 2^-16, of two bfloat16 terms:
+    gradients of 16 bits on AMX (products/amx_gradients.h).
     """
     dtypes = {x.dtype.name for x in (query, key, value)}
     group = query.shape[-3] // max(key.shape[-3], 1) if enable_gqa and query.ndim > 2 else 1
@@ -78,7 +78,8 @@ def rounds_weights(query, key, value, enable_gqa=False, has_pullback=False):
 
 
 def rounded_sum(weights, terms, rounds):
-    """Return two errors of weights @ terms with rounded weights: the first is never exceeded, the second hardly ever."""
+    """Return two errors of weights @ terms with rounded weights: the first is never exceeded, the second hardly
+    ever."""
     return rounds * np.minimum(weights @ terms, FEW * np.sqrt(weights**2 @ terms**2))
 
 
@@ -100,10 +101,10 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     query, key, value = without_two_kinds_of_16_bits(query, key, value)
     rounds = rounds_weights(query, key, value, options.get("enable_gqa", False))
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-    call = reference.arguments.prepare(*arguments, **options, compute_dtype=np.float64)
+    call = reference.call.attention_call(*arguments, **options, compute_dtype=np.float64)
     found = reference.attention.attend(call, reference.attention.dot_products(call.query, call.key))
-    out, lse, weights = found.output, found.lse, found.dropped
-    dtype = reference.arguments.dtypes(None, {"query": query, "key": key, "value": value})[1]
+    out, lse, weights = found.output, found.lse, found.dropped_weights
+    dtype = reference.arrays.float_dtype(query, key, value)
     info = np.finfo(np.float64 if dtype == np.float64 else np.float32)
     u, least = float(info.eps), float(info.tiny)
 
@@ -121,7 +122,7 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     # weight and denominator: exp(score + error - lse) against exp(score - lse)
     keep = 1.0 / (1.0 - call.dropout_p) if call.dropout_p < 1 else 1.0
     exact = np.where(np.isfinite(found.weights), found.weights, 0)
-    up = np.where(exact > 0, np.exp(found.scores - lse[..., None] + error), 0)
+    up = np.where(exact > 0, np.exp(found.masked_scores - lse[..., None] + error), 0)
     d_weights = np.where(np.isfinite(up), up - exact, np.inf) + np.where(call.allowed, least, 0)
     d_sum = d_weights.sum(-1, keepdims=True) + u * (np.sqrt(n_keys) + FEW)
     if call.sinks is not None:
@@ -135,10 +136,14 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     lse_bound = d_sum[..., 0] + FEW * u * (np.abs(np.where(np.isfinite(lse), lse, 0)) + 1)
     lse_bound = lse_bound + error.max(-1, initial=0, where=call.allowed)
     return Truth(
-        out=out, lse=lse, weights=weights,
-        out_bound=d_out + rounding(dtype, out), lse_bound=lse_bound,
-        weights_bound=d_weights + rounding(dtype, weights), dtype=dtype,
-    )  # fmt: skip
+        out=out,
+        lse=lse,
+        weights=weights,
+        out_bound=d_out + rounding(dtype, out),
+        lse_bound=lse_bound,
+        weights_bound=d_weights + rounding(dtype, weights),
+        dtype=dtype,
+    )
 
 
 def assert_within(got, expected, bound, what=""):

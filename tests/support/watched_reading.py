@@ -1,7 +1,8 @@
-"""A program that reads every folder and file below a path, and reports code that ran but is not from Python or a package.
+"""A program that reads all below a path, and reports code that ran but is not from Python or a package.
 
-python watched_reading.py PLACE: PLACE/good-* is read first, unwatched, so that every import is done; then the rest, watched. Prints JSON:
-for each name what came of reading it, and the events. "control" is a pickle that is unpickled on purpose.
+python watched_reading.py PLACE: PLACE/good-* is read first, unwatched, so that every import is done; then the rest,
+watched. Prints JSON: for each name what came of reading it, and the events. "control" is a pickle that is unpickled on
+purpose. `watched_models.py`, among the tests of models, reads pretrained models too.
 """
 
 import json
@@ -12,13 +13,12 @@ from pathlib import Path
 import numpy as np
 
 import selfattn
-from selfattn import files, models
-from selfattn.cli import main
+from selfattn import cli, files
 
-PLACE = Path(sys.argv[1])
 PLACES = sys.prefix, sys.base_prefix, selfattn.__path__[0], np.__path__[0]
 KNOWN = tuple({str(Path(folder).resolve()) for folder in PLACES})
 RUNS = {"pickle.find_class", "subprocess.Popen", "socket.connect"}
+PROGRAMS = set()  # that may be started
 RUNS |= {f"os.{name}" for name in ("system", "exec", "posix_spawn", "spawn", "fork")}
 events = []
 watching = []  # not empty while a file is read
@@ -26,6 +26,8 @@ watching = []  # not empty while a file is read
 
 def watch(event, arguments):
     if not watching:
+        return
+    if event == "subprocess.Popen" and PROGRAMS.intersection(arguments[1]):
         return
     if event in RUNS:
         events.append(f"{event} {arguments}")
@@ -49,18 +51,13 @@ def note(event, filename, nothing=""):
 
 def read(path):
     if path.suffix == ".npz":
-        return f"exit code {main(['steps', str(path), '--out', str(path.with_suffix('.html'))])}"
+        return f"exit code {cli.main(['steps', str(path), '--out', str(path.with_suffix('.html'))])}"
     if path.suffix == ".safetensors":
         return sorted(files.load_arrays(path))
-    if (path / "selfattn").exists():
-        return type(files.load_model(path)).__name__
-    model = models.load(path)
-    if hasattr(model, "chat_prompt"):
-        return model.chat_prompt("hi")
-    return len(model.encode("the sea")) if model.tokenizer else type(model).__name__
+    return type(files.load_model(path)).__name__
 
 
-def outcome(path):
+def outcome(read, path):
     events.clear()
     watching[:] = [path] * (path.stem.partition("-")[0] != "good")
     try:
@@ -71,11 +68,18 @@ def outcome(path):
         watching.clear()
 
 
-sys.addaudithook(watch)
-paths = sorted(PLACE.iterdir(), key=lambda path: (path.stem[:4] != "good", path.stem))
-found = {path.stem: outcome(path) for path in paths}
-watching.append(PLACE)
-pickle.loads(b"cbuiltins\nlen\n.")
-exec("pass")
-found["control"] = ("", list(events))
-print(json.dumps(found))
+def main(read):
+    """Read everything with a function, which returns what came of a path."""
+    place = Path(sys.argv[1])
+    sys.addaudithook(watch)
+    paths = sorted(place.iterdir(), key=lambda path: (path.stem[:4] != "good", path.stem))
+    found = {path.stem: outcome(read, path) for path in paths}
+    watching.append(place)
+    pickle.loads(b"cbuiltins\nlen\n.")
+    exec("pass")
+    found["control"] = ("", list(events))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(read)

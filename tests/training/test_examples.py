@@ -1,4 +1,4 @@
-"""examples/bible.py: its measure, its baseline, and a run on random words; examples/plain_gpt.py beside `nn.GPT`."""
+"""examples/bible.py: its measure, its baseline, and a run on random words; examples/plain_gpt.py against nn.GPT."""
 
 import importlib
 import json
@@ -101,9 +101,13 @@ def test_a_run(bible, monkeypatch, tmp_path, capsys):
 # ---- plain_gpt
 
 NAMES = {
-    "norm1": "norm1.weight", "qkv": "self_attn.in_proj_weight", "merge": "self_attn.out_proj.weight",
-    "norm2": "norm2.weight", "widen": "linear1.weight", "narrow": "linear2.weight",
-}  # fmt: skip
+    "norm1": "norm1.weight",
+    "qkv": "self_attn.in_proj_weight",
+    "merge": "self_attn.out_proj.weight",
+    "norm2": "norm2.weight",
+    "widen": "linear1.weight",
+    "narrow": "linear2.weight",
+}
 
 
 def as_state_dict(arrays):

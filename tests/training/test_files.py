@@ -12,7 +12,7 @@ import pytest
 from hostile import HOSTILE, entry, safetensors_file
 from refusals import refusals
 
-from selfattn import _disk, attention_steps, files, models, nn
+from selfattn import _disk, attention_steps, files, nn
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
 from selfattn.views import steps_page
 
@@ -75,16 +75,6 @@ def test_a_model_comes_back(make, tmp_path):
     assert repr(again) == repr(model)
 
 
-def test_models_load_opens_it_too(tmp_path):
-    model = whitespace_model()
-    files.save_model(model, tmp_path)
-    again = models.load(tmp_path)
-    assert type(again) is nn.EmbeddingModel
-    np.testing.assert_array_equal(again("tom likes jerry"), model("tom likes jerry"))
-    with pytest.raises(ValueError, match="is not a pretrained model; only these are rounded to int8"):
-        models.load(tmp_path, dtype="int8")
-
-
 SIZES = [("float16", 0, 1), ("bfloat16", 1, 1), ("float32", 3, 4), ("float64", 1, 2)]
 
 
@@ -124,10 +114,14 @@ def test_arrays_of_any_layout_and_dtype_come_back(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 6))
     arrays = {
-        "transposed": x.T, "strided": x[::-2, ::3], "swapped": x.astype(">f8"),
-        "zero-dimensional": np.array(3.5, np.float16), "empty": np.zeros((0, 3), np.int8), "bool": x > 0,
+        "transposed": x.T,
+        "strided": x[::-2, ::3],
+        "swapped": x.astype(">f8"),
+        "zero-dimensional": np.array(3.5, np.float16),
+        "empty": np.zeros((0, 3), np.int8),
+        "bool": x > 0,
         "uint64": np.array([2**64 - 1], np.uint64),
-    }  # fmt: skip
+    }
     files.save_arrays(tmp_path / "arrays.safetensors", arrays)
     back = files.load_arrays(tmp_path / "arrays.safetensors")
     assert set(back) == set(arrays)
@@ -147,7 +141,7 @@ def test_arrays_of_any_layout_and_dtype_come_back(tmp_path):
         ([("a", np.ones(2))], TypeError, r"arrays must be a mapping of names to arrays, not \[\('a'"),
         (np.ones(2), TypeError, "arrays must be a mapping of names to arrays"),
     ],
-)  # fmt: skip
+)
 def test_what_no_file_of_arrays_can_hold(arrays, error, message, tmp_path):
     with pytest.raises(error, match=message):
         files.save_arrays(tmp_path / "x", arrays)
@@ -180,19 +174,22 @@ def test_all_that_differs_is_said(saved):
 
 test_hostile_configs = refusals(
     ({"format": "other"}, "format is not 'selfattn.EmbeddingModel'"),
-    ({"version": 2}, "version 2; this selfattn reads version 1"), ({"path": "/etc/passwd"}, r"unexpected \['path'\]"),
+    ({"version": 2}, "version 2; this selfattn reads version 1"),
+    ({"path": "/etc/passwd"}, r"unexpected \['path'\]"),
     ({"tokenizer": "../../etc/passwd"}, "tokenizer must be one of sentencepiece, tokenizers, whitespace"),
     ({"dtype": "object"}, "dtype must be one of float16"),
     ({"vocab_size": 2**60}, "vocab_size must be an int of at least 1"),
     ({"vocab_size": 2**31 - 1}, r"has shape \(9, 8\), config.json says \(2147483647, 8\)"),
-    ({"vocab_size": True}, "vocab_size must be an int"), ({"embedding_dim": 7}, "embedding_dim must be even"),
+    ({"vocab_size": True}, "vocab_size must be an int"),
+    ({"embedding_dim": 7}, "embedding_dim must be even"),
     ({"embedding_dim": 10}, r"embedding_layer.weight has shape \(9, 8\), config.json says \(9, 10\)"),
-    ({"num_heads": 3}, "multiple of num_heads"), ({"num_layers": 2**30}, "names 1073741824 layers"),
+    ({"num_heads": 3}, "multiple of num_heads"),
+    ({"num_layers": 2**30}, "names 1073741824 layers"),
     ({"num_layers": 2}, "missing: attention_layers.1.query.weight"),
     ({"max_seq_len": 2**30}, "max_seq_len 1073741824 times embedding_dim 8"),
     given="saved",
     call=lambda saved, changes: (edit_config(saved, **changes), files.load_model(saved)),
-)  # fmt: skip
+)
 
 
 def load_with(folder, contents):
@@ -202,22 +199,40 @@ def load_with(folder, contents):
 
 
 test_hostile_files = refusals(
-    *(({"config.json": content}, message) for content, message in (
-        (b"", "is not JSON"), (b'{"format": ', "is not JSON"), (b"\xff\xfe\x00", "is not JSON"), (b"[" * 10**5, "is not JSON"),
-        (b"[]", "does not describe"), (b"null", "does not describe"),
-        (b'{"format": "selfattn.EmbeddingModel", "version": 1}', "missing .*vocab_size"),
-        (b" " * 2**21, "more than 1048576 bytes"),
-    )),
-    *(({"vocabulary.json": content}, message) for content, message in (
-        (b"{", "vocabulary.json is not JSON"), (b'{"tom": 1}', "must be a list of words"), (b"[1, 2]", "must be a list of words"),
-        (b'["tom", "tom"]', "vocabulary.json: vocabulary has words twice"),
-        (json.dumps([*"0123456789"]).encode(), "has 10 tokens, more than vocab_size 9"),
-    )),
-    *(({"model.safetensors": content}, r"model\.safetensors") for content in (
-        *HOSTILE, safetensors_file({"x": entry(0, 0, (2**62, 4))}, b""), safetensors_file({"x": entry(0, 8, (8,), "F8_E4M3")}, b"\0" * 8),
-    )),
-    given="saved", call=load_with,
-)  # fmt: skip
+    *(
+        ({"config.json": content}, message)
+        for content, message in (
+            (b"", "is not JSON"),
+            (b'{"format": ', "is not JSON"),
+            (b"\xff\xfe\x00", "is not JSON"),
+            (b"[" * 10**5, "is not JSON"),
+            (b"[]", "does not describe"),
+            (b"null", "does not describe"),
+            (b'{"format": "selfattn.EmbeddingModel", "version": 1}', "missing .*vocab_size"),
+            (b" " * 2**21, "more than 1048576 bytes"),
+        )
+    ),
+    *(
+        ({"vocabulary.json": content}, message)
+        for content, message in (
+            (b"{", "vocabulary.json is not JSON"),
+            (b'{"tom": 1}', "must be a list of words"),
+            (b"[1, 2]", "must be a list of words"),
+            (b'["tom", "tom"]', "vocabulary.json: vocabulary has words twice"),
+            (json.dumps([*"0123456789"]).encode(), "has 10 tokens, more than vocab_size 9"),
+        )
+    ),
+    *(
+        ({"model.safetensors": content}, r"model\.safetensors")
+        for content in (
+            *HOSTILE,
+            safetensors_file({"x": entry(0, 0, (2**62, 4))}, b""),
+            safetensors_file({"x": entry(0, 8, (8,), "F8_E4M3")}, b"\0" * 8),
+        )
+    ),
+    given="saved",
+    call=load_with,
+)
 
 
 def test_weights_that_are_cut_off(saved):
@@ -297,8 +312,13 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 @pytest.mark.parametrize(
     ("function", "n", "error"),
-    [("fsync", 0, FULL), ("fsync", 2, KeyboardInterrupt()), ("replace", 1, KeyboardInterrupt()), ("replace", 2, FULL)],
-)  # fmt: skip
+    [
+        ("fsync", 0, FULL),
+        ("fsync", 2, KeyboardInterrupt()),
+        ("replace", 1, KeyboardInterrupt()),
+        ("replace", 2, FULL),
+    ],
+)
 def test_a_failure_leaves_what_was_there(saved, tmp_path, monkeypatch, function, n, error):
     """After a failure, the folder holds the old model or does not exist."""
     before = everything_in(saved)

@@ -160,13 +160,18 @@ def test_a_function_draws_batches_with_the_generator():
 @pytest.mark.parametrize(
     ("source", "options", "steps", "epochs"),
     [
-        (BATCHES, {}, 6, 1), (BATCHES, {"epochs": 3}, 18, 3), (BATCHES, {"steps": 8}, 8, 1),
-        (BATCHES, {"steps": 12}, 12, 2), (BATCHES, {"steps": 8, "epochs": 1}, 6, 1), (Unknown(), {"steps": 8}, 8, 1),
-        (BATCHES, {"epochs": 0}, 0, 0), (BATCHES, {"epochs": 2, "accumulate": 4}, 4, 2),
+        (BATCHES, {}, 6, 1),
+        (BATCHES, {"epochs": 3}, 18, 3),
+        (BATCHES, {"steps": 8}, 8, 1),
+        (BATCHES, {"steps": 12}, 12, 2),
+        (BATCHES, {"steps": 8, "epochs": 1}, 6, 1),
+        (Unknown(), {"steps": 8}, 8, 1),
+        (BATCHES, {"epochs": 0}, 0, 0),
+        (BATCHES, {"epochs": 2, "accumulate": 4}, 4, 2),
         (EXAMPLES, {"epochs": 2, "accumulate": 2, "batch_size": 5}, 6, 2),
         (draw, {"steps": 3, "accumulate": 2}, 3, 0),
     ],
-)  # fmt: skip
+)
 def test_when_it_ends(source, options, steps, epochs):
     told = []
     history = fit(make_model(), source, callbacks=[told.append], **options)
@@ -187,9 +192,11 @@ def test_accumulated_gradients_are_those_of_one_batch():
 
 
 GRADIENTS = {
-    "list": [3.0, 4.0], "integers": np.array([3, 4]), "read-only": np.broadcast_to(np.array([3.0, 4.0]), (2,)),
+    "list": [3.0, 4.0],
+    "integers": np.array([3, 4]),
+    "read-only": np.broadcast_to(np.array([3.0, 4.0]), (2,)),
     "half": np.array([3, 4], np.float16),
-}  # fmt: skip
+}
 
 
 def module_of(w):
@@ -309,18 +316,28 @@ SCHEDULERS = {
     ),
 }
 SOURCES = {
-    "batches": (BATCHES, {"epochs": 3}), "examples": (EXAMPLES, {"epochs": 3, "batch_size": 5}),
-    "loader": (Loader(), {"epochs": 3}), "unknown": (Unknown(), {"steps": 17}), "draws": (draw, {"steps": 17}),
-}  # fmt: skip
+    "batches": (BATCHES, {"epochs": 3}),
+    "examples": (EXAMPLES, {"epochs": 3, "batch_size": 5}),
+    "loader": (Loader(), {"epochs": 3}),
+    "unknown": (Unknown(), {"steps": 17}),
+    "draws": (draw, {"steps": 17}),
+}
 GENERATORS = {
-    "seed": lambda: 3, "PCG64": lambda: np.random.default_rng(3),
+    "seed": lambda: 3,
+    "PCG64": lambda: np.random.default_rng(3),
     "MT19937": lambda: np.random.Generator(np.random.MT19937(3)),
-    "Philox": lambda: np.random.Generator(np.random.Philox(3)), "torch_rng": lambda: sa.torch_rng(3),
-}  # fmt: skip
+    "Philox": lambda: np.random.Generator(np.random.Philox(3)),
+    "torch_rng": lambda: sa.torch_rng(3),
+}
 RESUMED = covering(
-    source=list(SOURCES), scheduler=list(SCHEDULERS), accumulate=[1, 2], validate_every=[None, 2], dropout=[0.0, 0.5],
-    optimizer=["SGD", "Adam", "AdamW"], rng=list(GENERATORS),
-)  # fmt: skip
+    source=list(SOURCES),
+    scheduler=list(SCHEDULERS),
+    accumulate=[1, 2],
+    validate_every=[None, 2],
+    dropout=[0.0, 0.5],
+    optimizer=["SGD", "Adam", "AdamW"],
+    rng=list(GENERATORS),
+)
 
 
 @pytest.mark.parametrize("case", RESUMED, ids=lambda case: "-".join(map(str, case.values())))
@@ -333,10 +350,18 @@ def test_resumed_training_has_the_same_bits(case, tmp_path):
         momentum = {"momentum": 0.9} if case["optimizer"] == "SGD" else {}
         optimizer = getattr(optim, case["optimizer"])(model.parameters(), lr=0.05, **momentum)
         history = fit(
-            model, source, optimizer=optimizer, scheduler=SCHEDULERS[case["scheduler"]], accumulate=case["accumulate"],
-            validation=source if source is EXAMPLES else BATCHES, validate_every=case["validate_every"],
-            rng=GENERATORS[case["rng"]]() if rng is None else rng, max_norm=0.5, **ends, **options,
-        )  # fmt: skip
+            model,
+            source,
+            optimizer=optimizer,
+            scheduler=SCHEDULERS[case["scheduler"]],
+            accumulate=case["accumulate"],
+            validation=source if source is EXAMPLES else BATCHES,
+            validate_every=case["validate_every"],
+            rng=GENERATORS[case["rng"]]() if rng is None else rng,
+            max_norm=0.5,
+            **ends,
+            **options,
+        )
         return model.parameters(), optimizer.state_dict(), history
 
     whole = run()
@@ -365,21 +390,34 @@ def test_resumed_training_has_the_same_bits(case, tmp_path):
         ({"accumulate": 2}, "accumulate: None in the checkpoint, 2"),
         ({"shuffle": False}, "shuffle: True in the checkpoint, False"),
         ({"scheduler": None}, "scheduler: CosineAnnealingLR in the checkpoint, None"),
-        ({"scheduler": SCHEDULERS["sequence"]}, "scheduler: CosineAnnealingLR in the checkpoint, SequentialLR"),
+        (
+            {"scheduler": SCHEDULERS["sequence"]},
+            "scheduler: CosineAnnealingLR in the checkpoint, SequentialLR",
+        ),
         ({"optimizer": optim.SGD}, "optimizer: AdamW in the checkpoint, SGD"),
         ({"rng": GENERATORS["torch_rng"]()}, "a generator PCG64, rng is|torch_rng"),
         ({"rng": GENERATORS["MT19937"]()}, "state of a generator PCG64, rng is a MT19937"),
         ({"model": nn.Sequential(make_model(), nn.Linear(2, 2))}, "0.0.weight: None in the checkpoint"),
-        ({"model": nn.Sequential(nn.Linear(3, 8, dtype=np.float64), nn.Tanh(), nn.Dropout(0.0), nn.Linear(8, 2))},
-         r"of float32 in the checkpoint, \(8, 3\) of float64"),
+        (
+            {
+                "model": nn.Sequential(
+                    nn.Linear(3, 8, dtype=np.float64), nn.Tanh(), nn.Dropout(0.0), nn.Linear(8, 2)
+                )
+            },
+            r"of float32 in the checkpoint, \(8, 3\) of float64",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_checkpoint_of_another_training(tmp_path, change, message):
     pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
     options = {
-        "batches": EXAMPLES, "epochs": 2, "scheduler": SCHEDULERS["cosine"], "rng": 3, "checkpoint": tmp_path / "c",
+        "batches": EXAMPLES,
+        "epochs": 2,
+        "scheduler": SCHEDULERS["cosine"],
+        "rng": 3,
+        "checkpoint": tmp_path / "c",
         "batch_size": 4,
-    }  # fmt: skip
+    }
     fit(make_model(), callbacks=[lambda step: step.number == 4], **options)
     options = {"model": make_model(), **options, **change}
     if "optimizer" in change:
@@ -397,9 +435,27 @@ def test_a_file_of_what_a_digest_is_of():
     from selfattn.training.checkpoint import digest
 
     things = [
-        1, 1.0, True, None, "1", b"1", [1], [[1]], [1, 1], ["ab", "c"], ["a", "bc"], {"a": 1}, {"b": 1}, [],
-        np.ones(2), np.ones(2, np.float32), np.ones((2, 1)), np.zeros(2), (np.ones(1), np.ones(1)), object(),
-    ]  # fmt: skip
+        1,
+        1.0,
+        True,
+        None,
+        "1",
+        b"1",
+        [1],
+        [[1]],
+        [1, 1],
+        ["ab", "c"],
+        ["a", "bc"],
+        {"a": 1},
+        {"b": 1},
+        [],
+        np.ones(2),
+        np.ones(2, np.float32),
+        np.ones((2, 1)),
+        np.zeros(2),
+        (np.ones(1), np.ones(1)),
+        object(),
+    ]
     assert len({digest(thing) for thing in things}) == len(things)
     for kind in (object, np.dtypes.StringDType()):  # arrays whose memory holds addresses
         one, other = (np.array(["a" * 40, letter * 40], kind) for letter in "bc")
@@ -442,8 +498,9 @@ def test_lines_have_the_rate_and_the_time_that_remains(capsys, monkeypatch):
 def test_a_resumed_training_says_where_it_goes_on(tmp_path, capsys):
     pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
     for source, ends, said in [
-        (draw, {"steps": 5}, "Continuing after step 3"), (BATCHES[:2], {"epochs": 3}, "Continuing after epoch 1, step 1"),
-    ]:  # fmt: skip
+        (draw, {"steps": 5}, "Continuing after step 3"),
+        (BATCHES[:2], {"epochs": 3}, "Continuing after epoch 1, step 1"),
+    ]:
         file = tmp_path / said
         options = {**ends, "checkpoint": file, "log_every": 100}
         training.fit(make_model(), source, CE, callbacks=[lambda s: s.number == 3], **options)
@@ -462,7 +519,11 @@ def test_durations(seconds, written):
 BAD = [
     ({"batches": []}, ValueError, "batches is empty"),
     ({"batches": iter([])}, ValueError, "batches has ended after 0"),
-    ({"batches": 3}, TypeError, "batches must be a sequence or an iterable of batches, or a function .* not int"),
+    (
+        {"batches": 3},
+        TypeError,
+        "batches must be a sequence or an iterable of batches, or a function .* not int",
+    ),
     ({"batches": {"a": 1}}, TypeError, "batches must be .* not dict"),
     ({"batches": "text"}, TypeError, "batches must be .* not str"),
     ({"batches": np.array(1.0)}, TypeError, "without dimensions"),
@@ -470,22 +531,57 @@ BAD = [
     ({"batches": draw}, ValueError, "give steps, not epochs"),
     ({"batches": draw, "steps": 3, "epochs": 1}, ValueError, "give steps, not epochs"),
     ({"batches": draw, "steps": 3, "batch_size": 2}, ValueError, "batch_size=2 needs batches in a sequence"),
-    ({"batches": Loader(), "shuffle": True}, ValueError, "shuffle=True needs batches in a sequence.* not Loader"),
-    ({"batches": iter(BATCHES), "epochs": 2}, ValueError, "an iterator, which ends after one epoch; epochs=2"),
+    (
+        {"batches": Loader(), "shuffle": True},
+        ValueError,
+        "shuffle=True needs batches in a sequence.* not Loader",
+    ),
+    (
+        {"batches": iter(BATCHES), "epochs": 2},
+        ValueError,
+        "an iterator, which ends after one epoch; epochs=2",
+    ),
     ({"batches": [X]}, TypeError, r"a batch must be \(inputs, target\).* not ndarray"),
     ({"batches": [(X,)]}, TypeError, r"a batch must be \(inputs, target\).* not 1 things"),
     ({"batches": [(X, Y, 3)]}, TypeError, "must be a dict of the model's options, not int"),
-    ({"batches": [(np.ma.ones(3), 0)] * 2, "batch_size": 2}, TypeError, "an example is a MaskedArray; pass a plain array"),
-    ({"batches": [(X[0], 0), (X[0, :2], 0)], "batch_size": 2}, ValueError, r"differ in shape: \[\(2,\), \(3,\)\]"),
+    (
+        {"batches": [(np.ma.ones(3), 0)] * 2, "batch_size": 2},
+        TypeError,
+        "an example is a MaskedArray; pass a plain array",
+    ),
+    (
+        {"batches": [(X[0], 0), (X[0, :2], 0)], "batch_size": 2},
+        ValueError,
+        r"differ in shape: \[\(2,\), \(3,\)\]",
+    ),
     ({"loss": 0.5}, TypeError, "loss must be one of selfattn.nn, such as nn.CrossEntropyLoss"),
     ({"loss": nn.CrossEntropyLoss}, TypeError, r"loss is a class; make one: CrossEntropyLoss\(\)"),
-    ({"loss": None}, TypeError, "without a loss, task must be a ProxyTask, .* that of Sequential takes other arguments"),
+    (
+        {"loss": None},
+        TypeError,
+        "without a loss, task must be a ProxyTask, .* that of Sequential takes other arguments",
+    ),
     ({"loss": nn.CrossEntropyLoss(reduction="none")}, TypeError, r"one number, not an array of shape \(4,\)"),
-    ({"loss": lambda model, batch: 1.0}, TypeError, "must return the loss and the dict of gradients.* not float"),
-    ({"loss": lambda model, batch: (1.0, {"x": np.ones(1)})}, ValueError, "grads has 'x', which is not one of"),
-    ({"loss": lambda model, batch: (np.nan, {})}, FloatingPointError, "the loss is nan in epoch 1, step 1, with a learning rate of 0.001"),
-    ({"loss": lambda model, batch: (1.0, {"0.bias": np.full(8, np.inf)}), "max_norm": 1.0}, FloatingPointError,
-     "the norm of the gradients is inf in epoch 1, step 1"),
+    (
+        {"loss": lambda model, batch: 1.0},
+        TypeError,
+        "must return the loss and the dict of gradients.* not float",
+    ),
+    (
+        {"loss": lambda model, batch: (1.0, {"x": np.ones(1)})},
+        ValueError,
+        "grads has 'x', which is not one of",
+    ),
+    (
+        {"loss": lambda model, batch: (np.nan, {})},
+        FloatingPointError,
+        "the loss is nan in epoch 1, step 1, with a learning rate of 0.001",
+    ),
+    (
+        {"loss": lambda model, batch: (1.0, {"0.bias": np.full(8, np.inf)}), "max_norm": 1.0},
+        FloatingPointError,
+        "the norm of the gradients is inf in epoch 1, step 1",
+    ),
     ({"model": 3}, TypeError, r"model must be a Module, or have parameters\(\), which int lacks"),
     ({"validate_every": 2}, ValueError, "validate_every needs validation="),
     ({"validation": draw}, TypeError, "validation must be a sequence or an iterable .* not a function"),
@@ -499,7 +595,7 @@ BAD = [
     ({"reduce": "mean"}, TypeError, r"reduce must be a function \(model, loss, batch\), not a str"),
     ({"scheduler": 3}, TypeError, "scheduler must be one of selfattn.optim.lr_scheduler, .* not int"),
     ({"scheduler": lambda optimizer: None}, TypeError, "scheduler must be one of .* not NoneType"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("options", "error", "message"), BAD)

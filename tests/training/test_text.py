@@ -1,4 +1,5 @@
-"""Texts: the whitespace tokenizer, adapting others, training SentencePiece; triplets of a text, and texts from files."""
+"""Texts: the whitespace tokenizer, adapting others, training SentencePiece; triplets of a text, and texts from
+files."""
 
 import io
 
@@ -58,13 +59,16 @@ test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: WhitespaceTokenizer.train("tom"), TypeError, "a list of str"),
     (lambda: WhitespaceTokenizer.train([b"tom"]), TypeError, "must be str, not bytes: b'tom'"),
     (lambda: WhitespaceTokenizer.train(None), TypeError, "a list of str, or a file, not None"),
-    (lambda: WhitespaceTokenizer.train(["a"], vocab_size=2.5),
-     TypeError, "vocab_size must be an int, not 2.5"),
+    (
+        lambda: WhitespaceTokenizer.train(["a"], vocab_size=2.5),
+        TypeError,
+        "vocab_size must be an int, not 2.5",
+    ),
     (lambda: WhitespaceTokenizer.train(["a"], vocab_size=1), ValueError, "at least 2, not 1"),
     (lambda: WhitespaceTokenizer.train(["a"], min_count=0), ValueError, "at least 1, not 0"),
     (lambda: as_tokenizer(None), TypeError, "tokenizer must have encode.*not None"),
     (lambda: as_tokenizer(WhitespaceTokenizer), TypeError, "not <class"),
-)  # fmt: skip
+)
 
 
 def test_a_tokenizer_of_sentencepiece_is_trained_and_taken():
@@ -148,9 +152,13 @@ def test_a_lone_surrogate_is_no_text(text):
 
 
 @given(
-    n=st.integers(4, 60), near=st.integers(1, 4), far=st.none() | st.integers(1, 30), per_sentence=st.integers(1, 3),
-    seed=st.integers(0, 2**32), torch=st.booleans(),
-)  # fmt: skip
+    n=st.integers(4, 60),
+    near=st.integers(1, 4),
+    far=st.none() | st.integers(1, 30),
+    per_sentence=st.integers(1, 3),
+    seed=st.integers(0, 2**32),
+    torch=st.booleans(),
+)
 def test_neighbours_are_near_and_the_others_are_far(n, near, far, per_sentence, seed, torch):
     sentences = [str(i) for i in range(n)]
     least = max(near, min(10, n // 4)) if far is None else far
@@ -200,7 +208,9 @@ def test_one_string_is_not_a_text():
 @pytest.mark.parametrize(
     ("text", "sentences"),
     [
-        ("", []), (" \n\n ", []), ("No end", ["No end"]),
+        ("", []),
+        (" \n\n ", []),
+        ("No end", ["No end"]),
         ("One. Two! Three? Four… Five", ["One.", "Two!", "Three?", "Four…", "Five"]),
         ("Wrapped\nat  a\twidth. Next\none.", ["Wrapped at a width.", "Next one."]),
         ("TITLE\n\nText.\n \nMore", ["TITLE", "Text.", "More"]),
@@ -208,7 +218,7 @@ def test_one_string_is_not_a_text():
         ("It cost 3.5 dollars, i.e. little. 7 of them.", ["It cost 3.5 dollars, i.e. little.", "7 of them."]),
         ("What?! Émile. ÉTÉ.", ["What?!", "Émile.", "ÉTÉ."]),
     ],
-)  # fmt: skip
+)
 def test_running_text_is_cut_into_sentences(text, sentences):
     assert training.split_sentences(text) == sentences
 

@@ -1,6 +1,5 @@
 """selfattn.training: the order of the data, losses, lines, checkpoints to the bit, errors."""
 
-import decimal
 import errno
 import io
 import itertools
@@ -32,7 +31,8 @@ def make_task(rng=0, dtype=np.float32, **sizes):
 
 
 class Recorder(nn.Module):
-    """A task that records its calls. The confidence is minus the triplet's first number; its derivative with respect to w is 1."""
+    """A task that records its calls. The confidence is minus the triplet's first number; its derivative with respect
+    to w is 1."""
 
     def __init__(self):
         self.register_parameter("w", np.zeros(()))
@@ -120,21 +120,6 @@ def test_without_tqdm(monkeypatch, capsys):
     assert "Epoch 1 completed" in capsys.readouterr().out
     with pytest.raises(ImportError, match=r"pip install 'selfattn\[text\]'"):
         training.fit(make_task(), TRIPLETS, epochs=1, progress=True)
-
-
-def test_callbacks_are_told_every_step_and_may_stop():
-    told = []
-
-    def stop(step):
-        return step.epoch == 2 and step.step == 3
-
-    history = fit(make_task(), epochs=5, rng=0, batch_size=4, callbacks=[told.append, stop])
-    steps = [*((1, n) for n in range(1, 8)), *((2, n) for n in range(1, 4))]
-    assert [(step.epoch, step.step) for step in told] == steps
-    assert {(step.epochs, step.steps) for step in told} == {(5, 7)}
-    assert [step.loss for step in told] == history.step_losses
-    assert [step.average_loss for step in told if step.average_loss is not None] == history.epoch_losses
-    assert told[6].average_loss is not None
 
 
 @pytest.mark.parametrize("answer", [1, 1.0, "yes", np.ones(3), np.ones(1), False, np.False_], ids=repr)
@@ -232,6 +217,11 @@ def test_damaged_checkpoints(tmp_path):
     from safetensors.numpy import save
 
     from selfattn import _disk
+    from selfattn.training import checkpoint
+
+    def written(arrays, tree):
+        digest = checkpoint._digest_of_parts(tree, arrays)
+        return save(arrays, {"format": checkpoint.FORMAT, "tree": tree, "digest": digest})
 
     file = tmp_path / "checkpoint"
     run("Adam", 3, file, callbacks=[stop_after(9)])
@@ -243,16 +233,28 @@ def test_damaged_checkpoints(tmp_path):
         b"\x80\x04\x95 a pickle",
         save(arrays),
         save(arrays, {**metadata, "format": "other"}),
-        *(save(arrays, {**metadata, "tree": text}) for text in (
-            "{", "[" * 10**5, "[]", '{"dict": []}', '{"dict": {}}', '{"a": 1, "b": 2}',
-            tree.replace("place", "palace"), tree.replace("has_uint32", "has"),
-            *(tree.replace('"place": [1, 8', f'"place": [{place}') for place in ("1, 9", "-1, 8", '"1", "8"')),
-        )),
-        save({**arrays, "/place/2": np.zeros(25, np.int64)}, metadata),
-        save({**arrays, "/place/2": np.arange(25.0) + 0.5}, metadata),
-        save({name: array for name, array in arrays.items() if "exp_avg_sq" not in name}, metadata),
-        save({**arrays, "/parameters/embedding_layer.weight": np.zeros((2, 2))}, metadata),
-    ]  # fmt: skip
+        *(
+            written(arrays, text)
+            for text in (
+                "{",
+                "[" * 10**5,
+                "[]",
+                '{"dict": []}',
+                '{"dict": {}}',
+                '{"a": 1, "b": 2}',
+                tree.replace("place", "palace"),
+                tree.replace("has_uint32", "has"),
+                *(
+                    tree.replace('"place": [1, 8', f'"place": [{place}')
+                    for place in ("1, 9", "-1, 8", '"1", "8"')
+                ),
+            )
+        ),
+        written({**arrays, "/place/2": np.zeros(25, np.int64)}, tree),
+        written({**arrays, "/place/2": np.arange(25.0) + 0.5}, tree),
+        written({name: array for name, array in arrays.items() if "exp_avg_sq" not in name}, tree),
+        written({**arrays, "/parameters/embedding_layer.weight": np.zeros((2, 2))}, tree),
+    ]
     task = make_task()
     before = {name: array.copy() for name, array in task.parameters().items()}
     for damaged in wrong:
@@ -268,7 +270,8 @@ def test_damaged_checkpoints(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"triplets": []}, ValueError, "triplets is empty"), ({"triplets": "tom"}, TypeError, "not a str"),
+        ({"triplets": []}, ValueError, "triplets is empty"),
+        ({"triplets": "tom"}, TypeError, "not a str"),
         ({"triplets": ["tom"]}, ValueError, r"\[0\] must be \(main, similar, non_similar\), not 'tom'"),
         ({"triplets": [{"tom": 1, "chase": 2, "jerry": 3}]}, ValueError, r"\[0\] must be \(main, .*, not {'"),
         ({"triplets": [set(TRIPLETS[0])]}, ValueError, r"\[0\] must be \(main, similar, .*, not {'"),
@@ -276,13 +279,14 @@ def test_damaged_checkpoints(tmp_path):
         ({"lr": float("nan")}, ValueError, "lr must be at least 0 and finite, not nan"),
         ({"epochs": -1}, ValueError, "epochs must be at least 0, not -1"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
-        ({"log_every": 0}, ValueError, "log_every must be at least 1"), ({"rng": "seed"}, TypeError, "rng must be"),
+        ({"log_every": 0}, ValueError, "log_every must be at least 1"),
+        ({"rng": "seed"}, TypeError, "rng must be"),
         ({"resume": True}, ValueError, "need checkpoint="),
         ({"optimizer": "Adam"}, TypeError, "optimizer must be one of selfattn.optim, not str"),
         ({"optimizer": optim.Adam(make_task().parameters())}, ValueError, "moves other arrays"),
         ({"checkpoint": "nowhere/checkpoint"}, OSError, "nowhere"),
     ],
-)  # fmt: skip
+)
 def test_wrong_calls_change_nothing(options, error, message):
     task = make_task()
     before = {name: array.copy() for name, array in task.parameters().items()}
@@ -292,10 +296,14 @@ def test_wrong_calls_change_nothing(options, error, message):
 
 
 test_what_is_no_task = refusals(
-    (lambda: fit(make_task().model), TypeError, r"vjp\(main, .*\); that of EmbeddingModel .* wrap .* nn.ProxyTask"),
+    (
+        lambda: fit(make_task().model),
+        TypeError,
+        r"vjp\(main, .*\); that of EmbeddingModel .* wrap .* nn.ProxyTask",
+    ),
     (lambda: fit(nn.Linear(3, 3)), TypeError, "that of Linear takes other arguments$"),
     (lambda: fit(make_task().parameters()), TypeError, "task must be a ProxyTask, .*, which dict lacks"),
-)  # fmt: skip
+)
 
 
 def test_an_lr_and_an_optimizer_that_has_another():
@@ -331,14 +339,6 @@ def test_a_sentence_that_will_not_do_is_found_before_the_first_step(tmp_path):
             fit(task, triplets, lr=0.1, shuffle=False, checkpoint=tmp_path / "c", checkpoint_every=1)
         assert all((array == before[name]).all() for name, array in task.parameters().items())
         assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("lr", [decimal.Decimal("0.01"), np.float32(0.01), np.array(0.01)])
-def test_numbers_of_any_kind_come_back_from_a_checkpoint(tmp_path, lr):
-    fit(make_task(), lr=lr, rng=0, checkpoint=tmp_path / "a")
-    whole = fit(make_task(), epochs=2, lr=float(lr), rng=0)
-    resumed = fit(make_task(rng=1), epochs=2, lr=lr, rng=0, checkpoint=tmp_path / "a", resume=True)
-    assert resumed.step_losses == whole.step_losses
 
 
 def test_what_a_checkpoint_cannot_hold_is_found_before_the_first_step(tmp_path):

@@ -1,5 +1,5 @@
-/* The backward pass over a block: rows of one key head against its keys begin … end − 1 (docs/theory/backward.md). With P =
- * 2^(s − m)/l, from the saved m and 1/l:
+/* The backward pass over a block: rows of one key head against its keys begin … end − 1 (docs/theory/backward.md). With
+ * P = 2^(s − m)/l, from the saved m and 1/l:
  *
  *     dV_j += P_ij·dO_i                      (1)      δ_i = O_i·dO_i − dlse_i        (4)
  *     dP_ij = V_j·dO_i                       (2)      dS_ij = P_ij·(dP_ij − δ_i)     (5)
@@ -8,17 +8,18 @@
  * In the code P does not have the factor 1/l: the copies of dO and δ have it, so dS is as written. P and dS are
  * [keys][queries]. The array dS holds dP first. forward.h explains s->s.unit.
  *
- * Closed pairs add to no product: their P and dS are set to 0. Where that 0 would meet NaN or infinity, the tile's products are
- * computed pair by pair. */
+ * Closed pairs add to no product: their P and dS are set to 0. Where that 0 would meet NaN or infinity, the tile's
+ * products are computed pair by pair.
+ * Comes after kernels/attention/forward.h. */
 
 typedef struct {
-    FN(scratch) s; /* its O holds dOᵀ[Dv][nv·lanes] */
-    real *q_rows;  /* Q [W][E rounded up], times scale */
-    real *do_rows; /* dO [W][Dv rounded up], times 1/l and 1/(1 − p) */
-    real *dqT;     /* [E rounded up + lanes][nv·lanes] */
-    real *dS;      /* [keys][nv·lanes] */
-    real *kept;    /* [keys][nv·lanes]: P after dropout, or NULL */
-    FN(per_row) delta;
+    FN(scratch) s;     /* its O holds dOᵀ[Dv][nv·lanes] */
+    real *q_rows;      /* Q [W][E rounded up], times scale */
+    real *do_rows;     /* dO [W][Dv rounded up], times 1/l and 1/(1 − p) */
+    real *dqT;         /* [E rounded up + lanes][nv·lanes] */
+    real *dS;          /* [keys][nv·lanes] */
+    real *kept;        /* [keys][nv·lanes]: P after dropout, or NULL */
+    FN(per_row) delta; /* δ/l */
     FN(per_row) x, y, z;
     bool finite;           /* Q and dO are finite */
     bool copied;           /* q_rows, do_rows and dOᵀ hold this block's rows */
@@ -51,12 +52,14 @@ SA_ONCE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base,
 
 #include "kernels/attention/mask_gradient.h"
 
-/* ---- the rows of a block ------------------------------------------------------------------------------------------- */
+/* ---- the rows of a block ----------------------------------------------------------------------------------------- */
 
-/* dst[r][n rounded up] = factor[r]·src[r], padded with zeros. A factor of 0 makes zeros even of NaN. True if all is finite. */
-SA_ONCE bool FN(copy_rows)(const char *const *src, const sa_matrix *m, int count, ptrdiff_t n, const real *factor, real *dst) {
+/* dst[r][n rounded up] = factor[r]·src[r], padded with zeros. A factor of 0 makes zeros even of NaN.
+ * True if all is finite. */
+SA_ONCE bool FN(copy_rows)(const char *const *src, const sa_matrix *m, int count, ptrdiff_t n, const real *factor,
+                           real *dst) {
     const size_t stride = FN(round_up)(n);
-    const bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
+    const bool direct = FN(is_native)(m);
     vec check = V(set1)(0);
     for (int r = 0; r < count; ++r) {
         real *to = dst + (size_t)r * stride;
@@ -64,7 +67,7 @@ SA_ONCE bool FN(copy_rows)(const char *const *src, const sa_matrix *m, int count
             memset(to, 0, stride * sizeof(real));
             continue;
         }
-        const real *from = (const real *)(const void *)src[r];
+        const real *from = (const void *)src[r];
         if (!direct || (uintptr_t)from % sizeof(real) != 0) {
             FN(load_row)(to, src[r], m->col_stride, n, m->dtype, m->swapped);
             from = to;
@@ -99,7 +102,8 @@ SA_ONCE bool FN(copy_block)(const sa_backward_block *b, FN(gradient_scratch) * s
     const sa_rows *rows = b->b.rows;
     s->copied = true;
     bool finite = FN(copy_rows)(rows->query, &a->query.m, rows->count, a->E, s->factored.query_factor, s->q_rows);
-    finite &= FN(copy_rows)(b->grads->grad_out, &b->g->grad_out.m, rows->count, a->Dv, s->factored.grad_factor, s->do_rows);
+    finite &=
+        FN(copy_rows)(b->grads->grad_out, &b->g->grad_out.m, rows->count, a->Dv, s->factored.grad_factor, s->do_rows);
     FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->s.O, nv);
     return finite;
 }
@@ -118,7 +122,7 @@ SA_ONCE void FN(start_block)(const sa_backward_block *b, FN(gradient_scratch) * 
         s->s.maximum[r] = s->s.tile_sum[r] = s->delta[r] = 0;
         s->x[r] = s->y[r] = s->z[r] = 0;
         if (r < rows->count) {
-            const real *stats = (const real *)(const void *)rows->stats[r];
+            const real *stats = (const void *)rows->stats[r];
             s->s.maximum[r] = stats[0];
             s->delta[r] = *(const real *)(const void *)b->grads->delta[r] * stats[1];
             s->delta_fits &= s->delta[r] >= -SA_REAL_MAX / 2 && s->delta[r] <= SA_REAL_MAX / 2;
@@ -133,7 +137,7 @@ SA_ONCE void FN(start_block)(const sa_backward_block *b, FN(gradient_scratch) * 
     s->finite = s->gradients.fit || FN(copy_block)(b, s, nv);
 }
 
-/* ---- passes over a tile -------------------------------------------------------------------------------------------- */
+/* ---- passes over a tile ------------------------------------------------------------------------------------------ */
 
 /* The weights P after dropout. */
 SA_INLINE real *FN(weights_of_values)(const FN(gradient_scratch) * s) { return s->kept ? s->kept : s->s.P; }
@@ -143,7 +147,8 @@ SA_INLINE bool FN(wants_dscores)(const sa_backward_block *b) {
     return b->g->dquery.m.data || b->dkey || b->with_mask || b->g->dslope_rows.m.data;
 }
 
-/* Replaces scores by 2^(s − m), closed ones by −inf. If all is finite, a score of −inf may count as closed: it adds 0. */
+/* Replaces scores by 2^(s − m), closed ones by −inf. If all is finite,
+ * a score of −inf may count as closed: it adds 0. */
 SA_ONCE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool masked,
                               bool finite) {
     if (!masked) {
@@ -180,23 +185,23 @@ SA_INLINE void FN(weigh_any)(real *P, real *dS, ptrdiff_t n, ptrdiff_t lanes, co
     }
 }
 
-#define SA_WEIGH_LEAF(nv)                                                                                                      \
-    SA_LEAF void FN(weigh_wide##nv)(real * P, real * dS, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,                    \
-                                    const real *delta) {                                                                       \
-        FN(weigh_any)(P, dS, n, lanes, maximum, delta, nv);                                                                    \
+#define SA_WEIGH_LEAF(nv)                                                                                              \
+    SA_LEAF void FN(weigh_wide##nv)(real * P, real * dS, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,            \
+                                    const real *delta) {                                                               \
+        FN(weigh_any)(P, dS, n, lanes, maximum, delta, nv);                                                            \
     }
 SA_LEAVES(SA_WEIGH_LEAF)
 #undef SA_WEIGH_LEAF
 
 SA_ONCE void FN(pass_weigh)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
-    for (int v = 0, now = SA_AT_ONCE(nv); v < nv; v += now, now = nv - v < now ? nv - v : now) {
+    for (int v = 0, now = SA_AT_ONCE(nv); v < nv; v += now, now = SA_SMALLER(nv - v, now)) {
         const ptrdiff_t at = v * SA_LANES;
         SA_CALL_LEAF(weigh_wide, now, s->s.P + at, s->dS + at, n, nv * SA_LANES, s->s.maximum + at, s->delta + at)
     }
 }
 
-/* Replaces dP, which the array dS holds, by dS of (5). dP counts as 0 where dropout has zeroed the weight. Closed pairs become
- * 0; with `marks` they stay −inf in P and `kept`. */
+/* Replaces dP, which the array dS holds, by dS of (5). dP counts as 0 where dropout has zeroed the weight. Closed pairs
+ * become 0; with `marks` they stay −inf in P and `kept`. */
 SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, bool masked, bool marks) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
@@ -265,14 +270,15 @@ SA_ONCE void FN(products_careful)(const sa_backward_block *b, FN(gradient_scratc
     const ptrdiff_t E = a->E, Dv = a->Dv;
     const real *P = FN(weights_of_values)(s);
     const ptrdiff_t at_key = first - b->first_key;
-    real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
+    real *dkey = (void *)b->dkey, *dvalue = (void *)b->dvalue;
     for (ptrdiff_t j = done; j < n; ++j) {
         for (int r = 0; r < b->b.rows->count; ++r) {
             const real p = P[j * lanes + r], ds = s->dS[j * lanes + r];
             if (p < 0) {
                 continue;
             }
-            const real *q_r = s->q_rows + (size_t)r * FN(round_up)(E), *do_r = s->do_rows + (size_t)r * FN(round_up)(Dv);
+            const real *q_r = s->q_rows + (size_t)r * FN(round_up)(E),
+                       *do_r = s->do_rows + (size_t)r * FN(round_up)(Dv);
             for (ptrdiff_t e = 0; e < E; ++e) {
                 s->dqT[e * lanes + r] += ds * s->s.k[j * s->s.k_stride + e];
                 if (dkey) {
@@ -286,8 +292,8 @@ SA_ONCE void FN(products_careful)(const sa_backward_block *b, FN(gradient_scratc
     }
 }
 
-/* (1), (3) and (6) without marks. Keys from end[u − 1] to end[u] are closed to the vectors before u (open_ends), so only rows
- * from vector u on use them. */
+/* (1), (3) and (6) without marks. Keys from end[u − 1] to end[u] are closed to the vectors before u (open_ends), so
+ * only rows from vector u on use them. */
 SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                 ptrdiff_t n, int nv) {
     const sa_attention *a = b->g->a;
@@ -295,7 +301,7 @@ SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch)
     const ptrdiff_t q_stride = (ptrdiff_t)FN(round_up)(E), do_stride = (ptrdiff_t)FN(round_up)(Dv);
     const real *P = FN(weights_of_values)(s);
     const ptrdiff_t at_key = first - b->first_key;
-    real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
+    real *dkey = (void *)b->dkey, *dvalue = (void *)b->dvalue;
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->b.rows, &s->s, first + done, n - done, nv, end);
     for (ptrdiff_t u = 0, from = 0; u < nv; ++u) {
@@ -317,25 +323,25 @@ SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch)
         from = end[u];
     }
     if (b->g->dquery.m.data) {
-        FN(columns_times_lanes)(s->dS + done * lanes, s->s.k + done * s->s.k_stride, s->s.k_stride, end, E, s->dqT, lanes,
-                                s->s.ones, &s->s.ahead, nv);
+        FN(columns_times_lanes)(s->dS + done * lanes, s->s.k + done * s->s.k_stride, s->s.k_stride, end, E, s->dqT,
+                                lanes, s->s.ones, &s->s.ahead, nv);
     }
 }
 
-/* ---- the phases of a tile ------------------------------------------------------------------------------------------ */
+/* ---- the phases of a tile ---------------------------------------------------------------------------------------- */
 
-/* Lets the unit compute weights, dS and gradients together, if only these and the mask's gradient need dS. Returns how many
- * keys are done; the others still have scores in P and dP in dS. */
-SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
-                                        int nv, bool masked) {
+/* Lets the unit compute weights, dS and gradients together, if only these and the mask's gradient need dS. Returns how
+ * many keys are done; the others still have scores in P and dP in dS. */
+SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first,
+                                        ptrdiff_t n, int nv, bool masked) {
     const FN(unit) *unit = s->s.unit;
     const bool keeps = b->with_mask;
-    if ((keeps && !unit->replace_rows) || (masked && !s->delta_fits) || s->kept || b->mask_only || b->g->dslope_rows.m.data ||
-        s->s.gain) {
+    if ((keeps && !unit->replace_rows) || (masked && !s->delta_fits) || s->kept || b->mask_only ||
+        b->g->dslope_rows.m.data || s->s.gain) {
         return 0;
     }
-    const ptrdiff_t done =
-        unit->gradients(b, &s->s, &s->gradients, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
+    const ptrdiff_t done = unit->gradients(b, &s->s, &s->gradients, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv,
+                                           SA_HOLDS_SCORES, keeps ? SA_KEEPS_DS : SA_MAY_LOSE_DS);
     if (done == n) {
         sa_fetch_rest(&s->s.ahead);
     }
@@ -347,10 +353,10 @@ SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_
     return done;
 }
 
-/* Replaces scores in P by weights, and dP in dS by dS; `kept` gets the weights after dropout. True if products must go pair by
- * pair, as a closed pair's 0 could meet NaN or infinity. */
-SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
-                              bool masked, bool wants_dp) {
+/* Replaces scores in P by weights, and dP in dS by dS; `kept` gets the weights after dropout. True if products must go
+ * pair by pair, as a closed pair's 0 could meet NaN or infinity. */
+SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                              int nv, bool masked, bool wants_dp) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t lanes = nv * SA_LANES;
     const FN(unit) *unit = s->s.wide.terms ? s->s.unit : NULL;
@@ -367,7 +373,8 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
     const bool plain = FN(wants_dscores)(b) && !masked && !s->kept;
     if (!plain) {
         FN(weights_tile)(&b->b, &s->s, first, n, nv, masked,
-                         masked && !careful && s->delta_fits && (value == NULL || FN(rows_finite)(value, v_stride, n, a->Dv)));
+                         masked && !careful && s->delta_fits &&
+                             (value == NULL || FN(rows_finite)(value, v_stride, n, a->Dv)));
     }
     if (s->kept) {
         memcpy(s->kept, s->s.P, (size_t)(n * lanes) * sizeof(real));
@@ -400,15 +407,16 @@ SA_ONCE void FN(pass_gain)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
 }
 
 /* (1), (3) and (6): pair by pair if careful, otherwise by the unit as long as it can represent the numbers. */
-SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
-                                   ptrdiff_t n, int nv, bool careful) {
+SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first,
+                                   ptrdiff_t done, ptrdiff_t n, int nv, bool careful) {
     if (careful) {
         FN(products_careful)(b, s, first, done, n, nv * SA_LANES);
         return;
     }
     real *P = FN(weights_of_values)(s);
     if (s->s.wide.terms) {
-        done = s->s.unit->gradients(b, &s->s, &s->gradients, P, s->dS, s->delta, s->dqT, first, done, n, nv, false, false);
+        done = s->s.unit->gradients(b, &s->s, &s->gradients, P, s->dS, s->delta, s->dqT, first, done, n, nv,
+                                    SA_HOLDS_WEIGHTS, SA_MAY_LOSE_DS);
     }
     if (done < n) {
         if (!s->copied) {
@@ -418,12 +426,13 @@ SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scrat
     }
 }
 
-SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
+SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                               int nv) {
     const sa_attention *a = b->g->a;
     bool masked = false;
     sa_plan_tile(&b->b, &s->s.ahead, &b->b.value, a->Dv, first);
     sa_plan_tile(&b->b, &s->s.ahead, &b->b.key, a->E, first + n);
-    if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
+    if (!FN(score_tile)(&b->b, &s->s, first, n, nv, SA_NOT_DECODED, SA_SCORES_ALONE, &masked)) {
         return;
     }
     if (b->with_mask && b->grads->dmask[0]) {
@@ -436,7 +445,8 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
     if (!dscores) { /* dV needs no dP, but the unit splits dS, so it must be finite */
         memset(s->dS, 0, (size_t)(n * nv * SA_LANES) * sizeof(real));
     }
-    const bool has_dp = dscores && s->s.wide.terms && s->s.unit->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
+    const bool has_dp =
+        dscores && s->s.wide.terms && s->s.unit->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
     const ptrdiff_t done = has_dp ? FN(gradients_at_once)(b, s, first, n, nv, masked) : 0;
     if (done == n) {
         return;
@@ -475,8 +485,7 @@ SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const FN(gradient_scratc
 
 SA_ONCE void FN(backward_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     FN(start_block)(b, s, nv);
-    for (ptrdiff_t n, first = FN(next_tile)(&b->b, b->b.begin, &n); first < b->b.end;
-         first = FN(next_tile)(&b->b, first + n, &n)) {
+    SA_EACH_KEY_TILE(&b->b, first, n) {
         FN(backward_tile)(b, s, first, n, nv);
     }
     if (b->mask_only) {
@@ -486,7 +495,7 @@ SA_ONCE void FN(backward_block)(const sa_backward_block *b, FN(gradient_scratch)
         FN(add_dquery)(b, s, nv);
     }
     for (int r = 0; b->g->dslope_rows.m.data && r < b->b.rows->count; ++r) {
-        real *to = (real *)(void *)b->grads->dslope[r];
+        real *to = (void *)b->grads->dslope[r];
         to[0] += s->x[r];
         to[1] += s->y[r];
         to[2] += s->z[r] * ((const real *)(const void *)b->b.rows->stats[r])[1];
@@ -495,7 +504,7 @@ SA_ONCE void FN(backward_block)(const sa_backward_block *b, FN(gradient_scratch)
 
 SA_SHARED size_t FN(gradient_bytes)(const sa_attention_gradients *g, const FN(unit) * unit) {
     FN(gradient_scratch) s;
-    return FN(lay_out_backward)(g, NULL, &s, unit);
+    return FN(lay_out_backward)(g, SA_NOWHERE, &s, unit);
 }
 
 SA_SHARED void FN(gradient_block)(const sa_backward_block *given, void *scratch, const FN(unit) * unit) {
@@ -509,15 +518,16 @@ SA_SHARED void FN(gradient_block)(const sa_backward_block *given, void *scratch,
     sa_backward_block on_cells = *given, *b = &on_cells;
     sa_block aligned;
     b->b = *FN(on_cells)(&given->b, &s.s.wide, &aligned);
-    FN(backward_block)(b, &s, (b->b.rows->count + SA_LANES - 1) / SA_LANES);
+    FN(backward_block)(b, &s, SA_CEIL_DIV(b->b.rows->count, SA_LANES));
     if (s.s.wide.terms) {
         unit->end();
     }
 }
 
-/* ---- δ of every row, (4), and the row's share of the gradients of sinks and slopes -------------------------------------- */
+/* ---- δ of every row, (4), and the row's share of the gradients of sinks and slopes ------------------------------- */
 
-/* Σ x[i]·y[i]. Terms with x[i] = 0 are skipped: 0·inf and 0·NaN add nothing. Eight sums of fewer terms have a smaller error. */
+/* Σ x[i]·y[i]. Terms with x[i] = 0 are skipped: 0·inf and 0·NaN add nothing.
+ * Eight sums of fewer terms have a smaller error. */
 SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
     const vec zero = V(set1)(0);
     vec sum[8];
@@ -553,8 +563,8 @@ SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
     return lanes[0];
 }
 
-/* With a 16-bit output all keys of a row would have the same error in δ, and dQ and dK would add it up. So δ is then Σ_j
- * P_ij·dP_ij, unless the unit rounds weights too. */
+/* With a 16-bit output all keys of a row would have the same error in δ, and dQ and dK would add it up. So δ is then
+ * Σ_j P_ij·dP_ij, unless the unit rounds weights too. */
 SA_INLINE bool FN(delta_is_summed)(const sa_attention *a, const FN(unit) * unit) {
     return !SA_REAL_IS_F64 && (a->out.m.dtype == SA_F16 || a->out.m.dtype == SA_BF16) && !(unit && unit->take(a));
 }
@@ -567,9 +577,9 @@ SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s,
         *(real *)(void *)b->grads->delta[r] = 0;
     }
     FN(start_block)(b, s, nv);
+    const bool known_finite = false;
     ptrdiff_t look_at = b->b.begin + SA_ELEMENTS_AT_ONCE / (a->E + a->Dv + 1);
-    for (ptrdiff_t n, first = FN(next_tile)(&b->b, b->b.begin, &n); first < b->b.end;
-         first = FN(next_tile)(&b->b, first + n, &n)) {
+    SA_EACH_KEY_TILE(&b->b, first, n) {
         if (first >= look_at) {
             if (sa_cancelled(a)) {
                 return;
@@ -578,10 +588,10 @@ SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s,
         }
         bool masked = false;
         ptrdiff_t v_stride, end[SA_BACKWARD_VECS];
-        if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
+        if (!FN(score_tile)(&b->b, &s->s, first, n, nv, SA_NOT_DECODED, SA_SCORES_ALONE, &masked)) {
             continue;
         }
-        FN(weights_tile)(&b->b, &s->s, first, n, nv, masked, false);
+        FN(weights_tile)(&b->b, &s->s, first, n, nv, masked, known_finite);
         if (a->dropout_p > 0) {
             FN(drop)(a, &s->s, s->s.P, first, n, nv);
         }
@@ -612,16 +622,16 @@ SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const 
     const bool summed = FN(delta_is_summed)(a, unit);
     if (summed) {
         FN(forget_copies)(&b->b, &s->s);
-        FN(sum_delta)(b, s, (rows->count + SA_LANES - 1) / SA_LANES);
+        FN(sum_delta)(b, s, SA_CEIL_DIV(rows->count, SA_LANES));
     }
     const bool in_place = FN(rows_in_place)((const char *const *)rows->out, rows->count, &a->out.m) &&
                           FN(rows_in_place)(b->grads->grad_out, rows->count, &g->grad_out.m);
     for (int r = 0; r < rows->count; ++r) {
-        const real *stats = (const real *)(const void *)rows->stats[r];
+        const real *stats = (const void *)rows->stats[r];
         real delta = 0;
         if (stats[1] != 0) { /* a row without open keys has no gradient, whatever dO holds */
-            const real *out = (const real *)(const void *)rows->out[r];
-            const real *grad_out = (const real *)(const void *)b->grads->grad_out[r];
+            const real *out = (const void *)rows->out[r];
+            const real *grad_out = (const void *)b->grads->grad_out[r];
             if (!in_place && !summed) {
                 real *more = s->do_rows + FN(round_up)(a->Dv);
                 FN(load_row)(s->do_rows, rows->out[r], a->out.m.col_stride, a->Dv, a->out.m.dtype, a->out.m.swapped);

@@ -1,5 +1,6 @@
-/* For both passes over a block: a thread's scratch and its layout; a tile's rows, in place or copied; the keys of a tile that
- * the bounds of rows (causal, windows, lengths) leave open. */
+/* For both passes over a block: a thread's scratch and its layout; a tile's rows, in place or copied; the keys of a
+ * tile that the bounds of rows (causal, windows, lengths) leave open.
+ * Comes after simd/exp.h and kernels/products/tiles.h. */
 
 /* Rows with a larger stride, in bytes, are copied, because they would use too few sets of the caches. */
 #define SA_DIRECT_STRIDE 1024
@@ -27,7 +28,7 @@ SA_ONCE size_t FN(lay_out_cells)(FN(cells) * s, size_t row_bytes, int rows, ptrd
     s->row_bytes = row_bytes;
     s->bytes = row_bytes * (size_t)rows;
     const ptrdiff_t most = (ptrdiff_t)(SA_COPIED_BYTES / s->bytes);
-    s->room = count < most ? count : most;
+    s->room = SA_SMALLER(count, most);
     SA_TAKE(tiles, char, (size_t)(s->room + 1) * s->bytes);
     SA_TAKE(state, unsigned char, (size_t)s->room);
     return used;
@@ -63,9 +64,9 @@ typedef struct {
 /* The unit's scratch for the backward pass. bf16dot.h joins rows in pairs, without the factors of grad_out. */
 typedef struct {
     FN(cells) values, key_columns;
-    char *grad_out;                 /* dOᵀ, right operand [Dv] by queries */
-    char *query_rows, *grad_rows;   /* Q and dO, right operands [queries] by E and by Dv */
-    char *weights, *dscores;        /* left operands P, dS [keys of a slice] by queries; in bf16dot.h dS by pairs of keys */
+    char *grad_out;               /* dOᵀ, right operand [Dv] by queries */
+    char *query_rows, *grad_rows; /* Q and dO, right operands [queries] by E and by Dv */
+    char *weights, *dscores; /* left operands P, dS [keys of a slice] by queries; in bf16dot.h dS by pairs of keys */
     real factor[FN(backward_rows)]; /* the factors of dO's rows */
     int terms;                      /* terms of each of these operands */
     bool fit;                       /* these operands can represent all of Q and dO */
@@ -121,9 +122,9 @@ SA_INLINE bool FN(factor_is_ordinary)(const sa_attention *a) {
     return FN(factor_of)(a) >= 0x1p-40f && FN(factor_of)(a) <= 0x1p40f;
 }
 
-SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) / SA_LANES * SA_LANES; }
+SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return SA_CEIL_DIV((size_t)n, SA_LANES) * SA_LANES; }
 
-/* ---- sizes and places ---------------------------------------------------------------------------------------------- */
+/* ---- sizes and places -------------------------------------------------------------------------------------------- */
 
 #include "kernels/products/unit.h"
 
@@ -141,16 +142,14 @@ SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, s
     const bool in_cells = unit && unit->take(a);
     const size_t E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
     const size_t keys = a->S < SA_KEYS_PER_TILE && !in_cells ? FN(round_up)(a->S) : SA_KEYS_PER_TILE;
-    const size_t longest = E > Dv ? (E > keys ? E : keys) : (Dv > keys ? Dv : keys);
-    const size_t cells = ((size_t)a->S + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
-    const size_t words = (W + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
+    const size_t longest = SA_LARGER(SA_LARGER(E, Dv), keys);
+    const size_t cells = SA_CEIL_DIV((size_t)a->S, SA_KEYS_PER_TILE);
+    const size_t words = SA_CEIL_DIV(W, SA_U32_LANES) * SA_U32_LANES;
     const bool copies_keys = FN(some_tile_is_copied)(a, &a->key), copies_values = FN(some_tile_is_copied)(a, &a->value);
     const size_t key_width = copies_keys ? (size_t)a->E : 0, value_width = copies_values ? (size_t)a->Dv : 0;
     const size_t width = key_width + value_width;
     const size_t most = width == 0 ? 0 : SA_COPIED_BYTES / (SA_KEYS_PER_TILE * sizeof(real) * (width + 1));
-    const size_t kept = in_cells && unit->replace_rows ? 0
-                        : cells < most                 ? cells
-                                                       : most,
+    const size_t kept = in_cells && unit->replace_rows ? 0 : SA_SMALLER(cells, most),
                  places = kept < cells ? kept + 1 : kept;
     size_t used = 0;
     s->key.room = copies_keys ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;
@@ -192,7 +191,7 @@ SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, s
     return used;
 }
 
-/* ---- the rows of a tile ---------------------------------------------------------------------------------------------- */
+/* ---- the rows of a tile ------------------------------------------------------------------------------------------ */
 
 /* Copies nv vectors without memcpy, which would call the C library, as nv is not a literal. */
 SA_INLINE void FN(copy_vectors)(real *to, const real *from, int nv) {
@@ -208,8 +207,8 @@ SA_INLINE void FN(clear_rows)(real *to) {
     }
 }
 
-/* Spreads the planned fetches over the rounds of the next product, which has `rows` rows. On the matrix unit a product has no
- * rounds: everything is fetched now. */
+/* Spreads the planned fetches over the rounds of the next product, which has `rows` rows. On the matrix unit a product
+ * has no rounds: everything is fetched now. */
 SA_INLINE void FN(spread_ahead)(FN(scratch) * s, ptrdiff_t rows) {
     if (s->wide.terms && s->unit->replace_rows) {
         sa_fetch_rest(&s->ahead);
@@ -219,7 +218,7 @@ SA_INLINE void FN(spread_ahead)(FN(scratch) * s, ptrdiff_t rows) {
 
 /* True if the rows are native, aligned and without gaps. */
 SA_INLINE bool FN(rows_in_place)(const char *const *rows, int count, const sa_matrix *m) {
-    bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
+    bool direct = FN(is_native)(m);
     for (int r = 0; r < count && direct; ++r) {
         direct = (uintptr_t)rows[r] % sizeof(real) == 0;
     }
@@ -234,11 +233,11 @@ const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(copies) * 
                             ptrdiff_t width);
 
 /* The same rows as real[n][*stride], in place where that is possible and fast. */
-SA_INLINE const real *FN(tile_rows)(const sa_block *b, const sa_matrix *m, FN(copies) * copies, ptrdiff_t first, ptrdiff_t n,
-                                    ptrdiff_t width, ptrdiff_t *stride) {
+SA_INLINE const real *FN(tile_rows)(const sa_block *b, const sa_matrix *m, FN(copies) * copies, ptrdiff_t first,
+                                    ptrdiff_t n, ptrdiff_t width, ptrdiff_t *stride) {
     if (FN(is_direct)(m) && m->row_stride <= SA_DIRECT_STRIDE && m->row_stride >= -SA_DIRECT_STRIDE) {
         *stride = m->row_stride / (ptrdiff_t)sizeof(real);
-        return (const real *)(const void *)(m->data + first * m->row_stride);
+        return (const void *)(m->data + first * m->row_stride);
     }
     *stride = width;
     return FN(copied_rows)(b, m, copies, first, n, width);
@@ -252,16 +251,17 @@ SA_INLINE void FN(start_output)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
-/* ---- bounds of rows ------------------------------------------------------------------------------------------------ */
+/* ---- bounds of rows ---------------------------------------------------------------------------------------------- */
 
 /* The key's index in the tile, clamped to 0 … n. */
 SA_INLINE ptrdiff_t FN(in_tile)(ptrdiff_t key, ptrdiff_t first, ptrdiff_t n) {
     return key < first ? 0 : key - first > n ? n : key - first;
 }
 
-/* Passes over vector v need only the tile's first end[v] keys, a multiple of 4 or n: causal closes the later ones. Rows are
- * sorted by position, so the ends do not fall. */
-SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, ptrdiff_t *end) {
+/* Passes over vector v need only the tile's first end[v] keys, a multiple of 4 or n: causal closes the later ones. Rows
+ * are sorted by position, so the ends do not fall. */
+SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
+                             ptrdiff_t *end) {
     if (nv == 1 || !rows->clipped || first + n <= rows->open_to) {
         end[0] = n;
         for (int v = 1; v < nv; ++v) {
@@ -273,8 +273,8 @@ SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff
     ptrdiff_t most = 0;
     for (int v = 0; v < nv; ++v) {
         const ptrdiff_t open = s->open[v].any_to - first;
-        most = open > most ? open : most;
-        end[v] = most > n ? n : (most + 3) / 4 * 4 < n ? (most + 3) / 4 * 4 : n;
+        most = SA_LARGER(open, most);
+        end[v] = most > n ? n : SA_SMALLER((most + 3) / 4 * 4, n);
     }
 }
 
@@ -283,10 +283,10 @@ SA_INLINE FN(open_bounds) FN(open_rows)(const ptrdiff_t *lo, const ptrdiff_t *hi
     FN(open_bounds) open = {.any_from = lo[0], .any_to = hi[0], .all_from = lo[0], .all_to = hi[0]};
     for (int r = 1; r < n; ++r) {
         SA_KEEP_LOOP();
-        open.any_from = lo[r] < open.any_from ? lo[r] : open.any_from;
-        open.any_to = hi[r] > open.any_to ? hi[r] : open.any_to;
-        open.all_from = lo[r] > open.all_from ? lo[r] : open.all_from;
-        open.all_to = hi[r] < open.all_to ? hi[r] : open.all_to;
+        open.any_from = SA_SMALLER(lo[r], open.any_from);
+        open.any_to = SA_LARGER(hi[r], open.any_to);
+        open.all_from = SA_LARGER(lo[r], open.all_from);
+        open.all_to = SA_SMALLER(hi[r], open.all_to);
     }
     return open;
 }
@@ -306,15 +306,15 @@ SA_ONCE void FN(open_vectors)(const sa_rows *rows, FN(scratch) * s, int nv) {
 }
 
 #if !defined(SA_PRODUCTS_ALONE)
-/* ---- copies -------------------------------------------------------------------------------------------------------- */
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 SA_SHARED int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q) {
     const sa_matrix *m = &b->a->query.m;
-    const int left = b->rows->count - v * SA_LANES, n = left < SA_LANES ? left : SA_LANES;
+    const int left = b->rows->count - v * SA_LANES, n = SA_SMALLER(left, SA_LANES);
     const size_t stride = FN(round_up)(b->a->E);
     for (int i = 0; i < n; ++i) {
         const char *row = b->rows->query[v * SA_LANES + i];
-        q[i] = direct ? (const real *)(const void *)row : s->row + (size_t)i * stride;
+        q[i] = direct ? (const void *)row : s->row + (size_t)i * stride;
         if (!direct) {
             FN(load_row)(s->row + (size_t)i * stride, row, m->col_stride, b->a->E, m->dtype, m->swapped);
         }
@@ -333,7 +333,7 @@ SA_ONCE void FN(copy_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     if (E < SA_LANES) {
         memset(s->q, 0, (size_t)E * (size_t)nv * SA_LANES * sizeof(real));
         for (int r = 0; r < rows->count; ++r) {
-            const real *q_r = (const real *)(const void *)rows->query[r];
+            const real *q_r = (const void *)rows->query[r];
             if (!direct) {
                 FN(load_row)(s->row, rows->query[r], q->col_stride, E, q->dtype, q->swapped);
                 q_r = s->row;
@@ -373,7 +373,7 @@ SA_ONCE void FN(copy_tile)(real *copied, const sa_matrix *m, ptrdiff_t first, pt
         return;
     }
     for (ptrdiff_t r = 0; r < n; ++r) {
-        const real *from = (const real *)(const void *)(m->data + (first + r) * m->row_stride);
+        const real *from = (const void *)(m->data + (first + r) * m->row_stride);
         real *to = copied + r * width;
         for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
             FN(store_up_to)(to + i, FN(load_up_to)(from + i, width - i), width - i);
@@ -381,8 +381,8 @@ SA_ONCE void FN(copy_tile)(real *copied, const sa_matrix *m, ptrdiff_t first, pt
     }
 }
 
-SA_SHARED const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(copies) * copies, ptrdiff_t first, ptrdiff_t n,
-                                      ptrdiff_t width) {
+SA_SHARED const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(copies) * copies, ptrdiff_t first,
+                                      ptrdiff_t n, ptrdiff_t width) {
     const ptrdiff_t at = first - b->copied_from, S = b->a->S;
     if (at + n > copies->room) {
         real *copied = copies->rows + copies->room * width;
@@ -392,8 +392,7 @@ SA_SHARED const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(
     for (ptrdiff_t cell = at / SA_KEYS_PER_TILE; cell * SA_KEYS_PER_TILE < at + n; ++cell) {
         if (!copies->filled[cell]) {
             const ptrdiff_t row = cell * SA_KEYS_PER_TILE, from = b->copied_from + row;
-            FN(copy_tile)(copies->rows + row * width, m, from, S - from < SA_KEYS_PER_TILE ? S - from : SA_KEYS_PER_TILE,
-                          width);
+            FN(copy_tile)(copies->rows + row * width, m, from, SA_SMALLER(S - from, SA_KEYS_PER_TILE), width);
             copies->filled[cell] = 1;
         }
     }

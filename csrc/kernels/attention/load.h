@@ -1,10 +1,15 @@
-/* Loads elements of any dtype, stride, alignment and byte order to aligned rows of `real`, and stores them. */
+/* Loads elements of any dtype, stride, alignment and byte order to aligned rows of `real`, and stores them.
+ * Comes after simd/real.h. */
 #include "simd/bits.h"
+
+/* True if the elements of a row are native and have no gaps. */
+SA_INLINE bool FN(is_native)(const sa_matrix *m) {
+    return m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
+}
 
 /* True if rows can be read in place as real[…][stride]. */
 SA_INLINE bool FN(is_direct)(const sa_matrix *m) {
-    return m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real) &&
-           m->row_stride % (ptrdiff_t)sizeof(real) == 0 && (uintptr_t)m->data % sizeof(real) == 0;
+    return FN(is_native)(m) && m->row_stride % (ptrdiff_t)sizeof(real) == 0 && (uintptr_t)m->data % sizeof(real) == 0;
 }
 
 SA_INLINE real FN(sum_lanes)(vec v) {
@@ -69,29 +74,30 @@ void FN(load_rows)(real *dst, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, 
 
 #define SA_IDENTITY(x) (x)
 #define SA_OPEN_OR_CLOSED(x) ((x) ? (real)0 : -(real)INFINITY)
-#define SA_LOAD_EACH(ctype, swap, convert)                                                                                     \
-    for (ptrdiff_t i = 0; i < n; ++i) {                                                                                        \
-        SA_KEEP_LOOP(); /* vector code would be large, and no faster */                                                        \
-        swap##_t x;                                                                                                            \
-        memcpy(&x, src + i * stride, sizeof x);                                                                                \
-        x = swapped ? sa_##swap##_swapped(x) : x;                                                                              \
-        ctype y;                                                                                                               \
-        memcpy(&y, &x, sizeof y);                                                                                              \
-        dst[i] = (real)convert(y);                                                                                             \
-    }                                                                                                                          \
+#define SA_LOAD_EACH(ctype, swap, convert)                                                                             \
+    for (ptrdiff_t i = 0; i < n; ++i) {                                                                                \
+        SA_KEEP_LOOP(); /* vector code would be large, and no faster */                                                \
+        swap##_t x;                                                                                                    \
+        memcpy(&x, src + i * stride, sizeof x);                                                                        \
+        x = swapped ? sa_##swap##_swapped(x) : x;                                                                      \
+        ctype y;                                                                                                       \
+        memcpy(&y, &x, sizeof y);                                                                                      \
+        dst[i] = (real)convert(y);                                                                                     \
+    }                                                                                                                  \
     return;
-#define SA_LOAD(ctype, swap, convert)                                                                                          \
-    if (stride == (ptrdiff_t)sizeof(ctype) && !swapped) {                                                                      \
-        for (ptrdiff_t i = 0; i < n; ++i) {                                                                                    \
-            ctype x;                                                                                                           \
-            memcpy(&x, src + i * (ptrdiff_t)sizeof(ctype), sizeof x);                                                          \
-            dst[i] = (real)convert(x);                                                                                         \
-        }                                                                                                                      \
-        return;                                                                                                                \
-    }                                                                                                                          \
+#define SA_LOAD(ctype, swap, convert)                                                                                  \
+    if (stride == (ptrdiff_t)sizeof(ctype) && !swapped) {                                                              \
+        for (ptrdiff_t i = 0; i < n; ++i) {                                                                            \
+            ctype x;                                                                                                   \
+            memcpy(&x, src + i * (ptrdiff_t)sizeof(ctype), sizeof x);                                                  \
+            dst[i] = (real)convert(x);                                                                                 \
+        }                                                                                                              \
+        return;                                                                                                        \
+    }                                                                                                                  \
     SA_LOAD_EACH(ctype, swap, convert)
 
-SA_SHARED void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t stride, ptrdiff_t n, sa_dtype dtype, bool swapped) {
+SA_SHARED void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t stride, ptrdiff_t n, sa_dtype dtype,
+                            bool swapped) {
     switch (dtype) {
     case SA_F32: SA_LOAD(float, uint32, SA_IDENTITY)
 #if SA_REAL_IS_F64
@@ -116,11 +122,11 @@ SA_SHARED void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t strid
 #undef SA_LOAD
 #undef SA_LOAD_EACH
 
-#define SA_STORE(ctype, convert, via)                                                                                          \
-    for (ptrdiff_t i = 0; i < n; ++i) {                                                                                        \
-        ctype x = convert((via)src[i]);                                                                                        \
-        memcpy(dst + i * stride, &x, sizeof x);                                                                                \
-    }                                                                                                                          \
+#define SA_STORE(ctype, convert, via)                                                                                  \
+    for (ptrdiff_t i = 0; i < n; ++i) {                                                                                \
+        ctype x = convert((via)src[i]);                                                                                \
+        memcpy(dst + i * stride, &x, sizeof x);                                                                        \
+    }                                                                                                                  \
     return;
 
 /* For floating dtypes in native byte order. */
@@ -145,7 +151,8 @@ SA_ONCE void FN(store_row)(char *dst, ptrdiff_t stride, sa_dtype dtype, const re
 
 SA_SHARED void FN(load_rows)(real *dst, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     for (ptrdiff_t r = 0; r < n; ++r) {
-        FN(load_row)(dst + r * width, m->data + (first + r) * m->row_stride, m->col_stride, width, m->dtype, m->swapped);
+        FN(load_row)(dst + r * width, m->data + (first + r) * m->row_stride, m->col_stride, width, m->dtype,
+                     m->swapped);
     }
 }
 #endif

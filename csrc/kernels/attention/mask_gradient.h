@@ -1,6 +1,7 @@
 /* The gradient of a float mask from a tile's dS, for backward.h. Rows or keys may have the same mask elements. */
 
-/* Lane i becomes the sum over rows of dS of key j + i, and 0 from key n on. dS may hold anything in lanes without a row. */
+/* Lane i becomes the sum over rows of dS of key j + i, and 0 from key n on.
+ * dS may hold anything in lanes without a row. */
 SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t count, int nv) {
     vec t[SA_LANES];
     SA_UNROLL
@@ -23,15 +24,16 @@ SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t c
     return t[0];
 }
 
-/* Where rows or keys have the same mask elements, dS is summed before it is added to memory: otherwise the error would grow
- * with the length. */
-SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
+/* Where rows or keys have the same mask elements, dS is summed before it is added to memory:
+ * otherwise the error would grow with the length. */
+SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                                   int nv) {
     const ptrdiff_t stride = b->g->dmask.m.col_stride;
     char *to = b->grads->dmask[0] + (first - b->dmask_key) * stride;
     vec all = V(set1)(0);
     for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
         const vec sum = FN(sum_rows)(s->dS, j, n, b->b.rows->count, nv);
-        real *elements = (real *)(void *)(to + j * stride);
+        real *elements = (void *)(to + j * stride);
         if (stride != 0) {
             FN(store_up_to)(elements, FN(load_up_to)(elements, n - j) + sum, n - j);
         }
@@ -93,7 +95,7 @@ SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s,
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
                 if (v * SA_LANES + i < b->b.rows->count) {
-                    real *to = (real *)(void *)(b->grads->dmask[v * SA_LANES + i] + at);
+                    real *to = (void *)(b->grads->dmask[v * SA_LANES + i] + at);
                     FN(store_up_to)(to, FN(load_up_to)(to, n - j) + t[i], n - j);
                 }
             }

@@ -1,12 +1,14 @@
-/* Fetches rows ahead, because hardware prefetchers stop at page ends and miss rows that are far apart. Attention's passes plan
- * their rows here; decode/rows.h plans its own. */
+/* Fetches rows ahead, because hardware prefetchers stop at page ends and miss rows that are far apart. Attention's
+ * passes plan their rows here; decode/rows.h plans its own. */
+#include "simd/macros.h"
 
-/* Fetches the lines of the bytes from `at` on, which need not be valid memory: into L1 if they are used next, else into L2,
- * because products fill the L1. */
-SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes, const bool next) {
-    const uintptr_t end = at + (uintptr_t)(bytes > 0 ? bytes : 0);
+/* Fetches the lines of the bytes from `at` on, which need not be valid memory: into L1 if they are used next, else into
+ * L2, because products fill the L1. */
+enum { SA_TO_L2, SA_TO_L1 };
+SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes, const int level) {
+    const uintptr_t end = at + (uintptr_t)SA_LARGER(bytes, 0);
     for (uintptr_t line = at / 64 * 64; line < end; line += 64) {
-        if (next) {
+        if (level == SA_TO_L1) {
             __builtin_prefetch((const char *)line, 0, 3);
         } else {
             __builtin_prefetch((const char *)line, 0, 2);
@@ -47,7 +49,8 @@ SA_LEAF void sa_fetch_ahead(sa_ahead *a, ptrdiff_t bytes) {
         const ptrdiff_t count = rows->count, each = rows->bytes;
         ptrdiff_t r = rows->done;
         for (; r < count && bytes > 0; ++r, bytes -= each) {
-            sa_fetch((rows->row ? (uintptr_t)rows->row[r] : (uintptr_t)(r * rows->stride)) + rows->offset, each, false);
+            sa_fetch((rows->row ? (uintptr_t)rows->row[r] : (uintptr_t)(r * rows->stride)) + rows->offset, each,
+                     SA_TO_L2);
         }
         rows->done = r;
         a->now += r == count;
@@ -68,7 +71,7 @@ SA_INLINE void sa_fetch_rest(sa_ahead *a) {
     }
 }
 
-/* ---- what is fetched ----------------------------------------------------------------------------------------------- */
+/* ---- what is fetched --------------------------------------------------------------------------------------------- */
 
 /* Keys and values of at least this many bytes are fetched a tile ahead; with b->fetches, all are. */
 #define SA_FAR_HEAD_BYTES ((ptrdiff_t)12 << 20)
@@ -89,8 +92,8 @@ SA_ONCE void sa_plan_tile(const sa_block *b, sa_ahead *ahead, const sa_matrix *m
 /* Plans n elements, `bytes` after the beginning of each row of a mask or of its gradient. */
 SA_ONCE void sa_plan_mask(const char *const *row, int count, sa_ahead *ahead, const sa_matrix *m, ptrdiff_t bytes,
                           ptrdiff_t n) {
-    sa_plan_ahead(ahead,
-                  (sa_rows_ahead){.row = row, .offset = (uintptr_t)bytes, .count = count, .bytes = sa_bytes_together(m, n)});
+    sa_plan_ahead(ahead, (sa_rows_ahead){
+                             .row = row, .offset = (uintptr_t)bytes, .count = count, .bytes = sa_bytes_together(m, n)});
 }
 
 /* Plans, evenly over the tiles, the rows to write, the next block's queries and the next head's first keys. */
@@ -99,10 +102,11 @@ SA_ONCE void sa_plan_next_block(const sa_block *b, sa_ahead *ahead, ptrdiff_t fi
         return;
     }
     const sa_rows *rows = b->rows;
-    const ptrdiff_t tiles = (b->end - b->begin + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
-    const ptrdiff_t tile = (first - b->begin) / SA_KEYS_PER_TILE, each = (rows->count + tiles - 1) / tiles, at = tile * each;
+    const ptrdiff_t tiles = SA_CEIL_DIV(b->end - b->begin, SA_KEYS_PER_TILE);
+    const ptrdiff_t tile = (first - b->begin) / SA_KEYS_PER_TILE, each = SA_CEIL_DIV(rows->count, tiles),
+                    at = tile * each;
     if (at < rows->count) {
-        const ptrdiff_t count = rows->count - at < each ? rows->count - at : each;
+        const ptrdiff_t count = SA_SMALLER(rows->count - at, each);
         sa_plan_ahead(ahead, (sa_rows_ahead){.row = rows->query + at,
                                              .offset = (uintptr_t)b->ahead,
                                              .count = count,
@@ -111,11 +115,11 @@ SA_ONCE void sa_plan_next_block(const sa_block *b, sa_ahead *ahead, ptrdiff_t fi
                                              .count = count,
                                              .bytes = sa_bytes_together(&b->a->out.m, b->a->Dv)});
     }
-    const ptrdiff_t keys = b->keys_ahead == 0 ? 0 : b->a->S < SA_KEYS_PER_TILE ? b->a->S : SA_KEYS_PER_TILE;
-    const ptrdiff_t keys_each = (keys + tiles - 1) / tiles, key = tile * keys_each;
-    sa_plan_ahead(ahead,
-                  (sa_rows_ahead){.offset = (uintptr_t)b->key.data + (uintptr_t)(b->keys_ahead + key * b->key.row_stride),
-                                  .stride = b->key.row_stride,
-                                  .count = keys - key < keys_each ? keys - key : keys_each,
-                                  .bytes = sa_bytes_together(&b->key, b->a->E)});
+    const ptrdiff_t keys = b->keys_ahead == 0 ? 0 : SA_SMALLER(b->a->S, SA_KEYS_PER_TILE);
+    const ptrdiff_t keys_each = SA_CEIL_DIV(keys, tiles), key = tile * keys_each;
+    sa_plan_ahead(
+        ahead, (sa_rows_ahead){.offset = (uintptr_t)b->key.data + (uintptr_t)(b->keys_ahead + key * b->key.row_stride),
+                               .stride = b->key.row_stride,
+                               .count = SA_SMALLER(keys - key, keys_each),
+                               .bytes = sa_bytes_together(&b->key, b->a->E)});
 }

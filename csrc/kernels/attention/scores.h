@@ -1,6 +1,7 @@
-/* Passes over a tile of scores P[n][nv·lanes], in log2 units. The order is softcap → ALiBi → mask → keys' bias → gaps of block
- * masks → bounds of rows (causal, windows, lengths) → maximum → exp → dropout. A call runs the passes that it needs. The end of
- * this file finds out what masks, bias, gaps and bounds do to a tile. */
+/* Passes over a tile of scores P[n][nv·lanes], in log2 units. The order is softcap → ALiBi → mask → keys' bias → gaps
+ * of block masks → bounds of rows (causal, windows, lengths) → maximum → exp → dropout. A call runs the passes that it
+ * needs. The end of this file finds out what masks, bias, gaps and bounds do to a tile.
+ * Comes after simd/exp.h, simd/philox.h and kernels/attention/block.h. */
 
 SA_ONCE void FN(pass_scale)(real *P, ptrdiff_t n, int nv, real factor) {
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
@@ -35,8 +36,8 @@ SA_ONCE void FN(pass_alibi)(real *P, ptrdiff_t n, int nv, const real *slope, con
 /* The largest mask that stays finite in log2 units. */
 #define SA_MASK_MOST ((real)(SA_REAL_MAX * (1 - 4 * SA_REAL_EPSILON) / SA_LOG2E))
 
-/* −inf closes a pair by select, as NaN + −inf is NaN. Finite numbers stay finite in log2 units: in a row of finfo.min all keys
- * have the same weight, and none is closed. +inf and NaN are added as usual. */
+/* −inf closes a pair by select, as NaN + −inf is NaN. Finite numbers stay finite in log2 units: in a row of finfo.min
+ * all keys have the same weight, and none is closed. +inf and NaN are added as usual. */
 SA_INLINE vec FN(add_mask)(vec s, vec mask) {
     const vec closed = V(set1)(-(real)INFINITY), most = V(set1)(SA_MASK_MOST);
     vec finite = V(min)(most, V(max)(-most, mask)); /* min and max keep a NaN of their second operand */
@@ -55,8 +56,8 @@ SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
     return !V(any)(V(lt)(V(set1)(SA_MASK_MOST), V(max)(high, -low)));
 }
 
-/* The mask of lane i begins at row[i] + offset, and can be read in whole vectors. Lanes are processed vector by vector, as rows
- * 4 kB apart use the same sets of the L1. True if the mask may close a pair. */
+/* The mask of lane i begins at row[i] + offset, and can be read in whole vectors. Lanes are processed vector by vector,
+ * as rows 4 kB apart use the same sets of the L1. True if the mask may close a pair. */
 SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row, ptrdiff_t offset) {
     const ptrdiff_t lanes = nv * SA_LANES;
     bool closes = false;
@@ -107,7 +108,8 @@ SA_ONCE bool FN(pass_shared_mask)(real *P, ptrdiff_t n, int nv, const real *row)
 }
 
 /* Bit j of bits[r] becomes 1 if the boolean mask row[r] leaves key first + j open (n ≤ 32). */
-SA_ONCE void FN(open_bits)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, int n, uint32_t *bits) {
+SA_ONCE void FN(open_bits)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, int n,
+                           uint32_t *bits) {
     for (int r = 0; r < rows; ++r) {
         const char *p = row[r] + first * m->col_stride;
         if (n == 32 && m->col_stride == 1) {
@@ -138,8 +140,8 @@ SA_ONCE void FN(pass_gates)(real *P, const char *const *row, int rows, const sa_
     }
 }
 
-/* Closes keys from … to − 1 to all lanes of vector v. close_lanes closes keys j to the lanes where not lo ≤ j < hi. All keys
- * are relative to the tile. */
+/* Closes keys from … to − 1 to all lanes of vector v. close_lanes closes keys j to the lanes where not lo ≤ j < hi. All
+ * keys are relative to the tile. */
 SA_INLINE void FN(close_keys)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, int v) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (ptrdiff_t j = from; j < to; ++j) {
@@ -157,8 +159,8 @@ SA_INLINE void FN(close_lanes)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, in
     }
 }
 
-/* Adds bias[n], the same for all rows. A closed pair stays closed, and the sum of a finite mask and a finite bias stays finite.
- * With `again` nothing is added, but keys are closed. True if the bias closes a key. */
+/* Adds bias[n], the same for all rows. A closed pair stays closed, and the sum of a finite mask and a finite bias stays
+ * finite. With `again` nothing is added, but keys are closed. True if the bias closes a key. */
 SA_ONCE bool FN(pass_key_bias)(real *P, ptrdiff_t n, int nv, const real *bias, bool again) {
     const vec beyond = V(set1)((real)INFINITY);
     bool closes = false;
@@ -175,7 +177,8 @@ SA_ONCE bool FN(pass_key_bias)(real *P, ptrdiff_t n, int nv, const real *bias, b
                 real *p = P + (j * nv + v) * SA_LANES;
                 const vec s = V(load)(p);
                 const vec sum =
-                    V(min)(most, V(max)(-most, FN(add_mask)(s, V(set1)(x)))); /* both keep a NaN of their second operand */
+                    /* Both keep a NaN of their second operand. */
+                    V(min)(most, V(max)(-most, FN(add_mask)(s, V(set1)(x))));
                 V(store)(p, V(select)(V(eq)(V(abs)(s), beyond), s, sum));
             }
         }
@@ -268,9 +271,9 @@ SA_INLINE void FN(exp_any)(real *P, ptrdiff_t n, ptrdiff_t lanes, const real *ma
     }
 }
 
-#define SA_EXP_LEAF(nv)                                                                                                        \
-    SA_LEAF void FN(exp_wide##nv)(real * P, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum) {               \
-        FN(exp_any)(P, n, lanes, maximum, tile_sum, nv);                                                                       \
+#define SA_EXP_LEAF(nv)                                                                                                \
+    SA_LEAF void FN(exp_wide##nv)(real * P, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum) {       \
+        FN(exp_any)(P, n, lanes, maximum, tile_sum, nv);                                                               \
     }
 SA_LEAVES(SA_EXP_LEAF)
 #undef SA_EXP_LEAF
@@ -282,7 +285,7 @@ SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, 
     ptrdiff_t j = 0;
     for (int v = 0; v < nv; ++v) {
         const ptrdiff_t n = end[v] - j;
-        for (int at = v, now = SA_AT_ONCE(nv - v); n > 0 && at < nv; at += now, now = nv - at < now ? nv - at : now) {
+        for (int at = v, now = SA_AT_ONCE(nv - v); n > 0 && at < nv; at += now, now = SA_SMALLER(nv - at, now)) {
             SA_CALL_LEAF(exp_wide, now, P + j * lanes + at * SA_LANES, n, lanes, maximum + at * SA_LANES,
                          tile_sum + at * SA_LANES)
         }
@@ -303,7 +306,8 @@ SA_ONCE void FN(pass_exp_marking)(real *P, ptrdiff_t n, int nv, const real *maxi
     }
 }
 
-/* O[Dv][nv·lanes] = alpha·O + P·V over open pairs, whose weights are not below 0; 0·NaN of a closed pair would be NaN. */
+/* O[Dv][nv·lanes] = alpha·O + P·V over open pairs, whose weights are not below 0;
+ * 0·NaN of a closed pair would be NaN. */
 SA_ONCE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
                                 const real *alpha, int nv) {
     for (ptrdiff_t d = 0; d < Dv; ++d) {
@@ -322,12 +326,13 @@ SA_ONCE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stri
     }
 }
 
-/* Zeroes the weights that dropout takes; `first` is a multiple of 4. −inf (closed) stays, and so does NaN, as min keeps a NaN
- * of its second operand. */
+/* Zeroes the weights that dropout takes; `first` is a multiple of 4. −inf (closed) stays, and so does NaN, as min keeps
+ * a NaN of its second operand. */
 SA_INLINE void FN(dropout_any)(real *P, ptrdiff_t first, ptrdiff_t n, const int nv, uint64_t seed, uint32_t least_kept,
-                               const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
+                               const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi,
+                               uint32_t *words) {
     const int lanes = nv * SA_LANES;
-    const int padded = (lanes + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
+    const int padded = SA_CEIL_DIV(lanes, SA_U32_LANES) * SA_U32_LANES;
     for (ptrdiff_t j = 0; j < n; j += 4) {
         sa_philox(seed, (uint32_t)((first + j) >> 2), index, head_lo, head_hi, padded, words);
         const int keys = n - j < 4 ? (int)(n - j) : 4;
@@ -335,7 +340,8 @@ SA_INLINE void FN(dropout_any)(real *P, ptrdiff_t first, ptrdiff_t n, const int 
             for (int v = 0; v < nv; ++v) {
                 real *p = P + ((j + w) * nv + v) * SA_LANES;
                 vec e = V(load)(p);
-                vec kept = V(select)(V(words_ge)(words + w * padded + v * SA_LANES, least_kept), e, V(min)(V(set1)(0), e));
+                vec kept =
+                    V(select)(V(words_ge)(words + w * padded + v * SA_LANES, least_kept), e, V(min)(V(set1)(0), e));
                 V(store)(p, kept);
             }
         }
@@ -343,7 +349,8 @@ SA_INLINE void FN(dropout_any)(real *P, ptrdiff_t first, ptrdiff_t n, const int 
 }
 
 SA_ONCE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, uint64_t seed, uint32_t least_kept,
-                              const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
+                              const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi,
+                              uint32_t *words) {
     if (nv == SA_VECS) { /* nv is a literal for most tiles */
         FN(dropout_any)(P, first, n, SA_VECS, seed, least_kept, index, head_lo, head_hi, words);
     } else {
@@ -352,7 +359,8 @@ SA_ONCE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, uin
 }
 
 /* A tile's state from its mask alone. Stops at the first element that decides the state. */
-SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, real *buffer) {
+SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n,
+                             real *buffer) {
     if (m->dtype == SA_BOOL) {
         bool seen_open = false, seen_closed = false;
         for (int r = 0; r < rows; ++r) {
@@ -394,7 +402,7 @@ SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *
         if (!(buffer[0] == -(real)INFINITY)) {
             return SA_TILE_ADDS;
         }
-        const real *x = (const real *)(const void *)p;
+        const real *x = (const void *)p;
         if (!direct || (uintptr_t)p % sizeof(real) != 0) {
             FN(load_row)(buffer, p, m->col_stride, n, m->dtype, m->swapped);
             x = buffer;
@@ -410,7 +418,7 @@ SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *
     return SA_TILE_CLOSED;
 }
 
-/* ---- masks, bias, gaps and bounds of a tile ------------------------------------------------------------------------------ */
+/* ---- masks, bias, gaps and bounds of a tile ---------------------------------------------------------------------- */
 
 /* A tile's state: closed, or its mask's state, with the bit SA_TILE_KEYS_BIASED if the keys' bias is not 0. */
 SA_INLINE int FN(inspect_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {
@@ -433,7 +441,8 @@ SA_ONCE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptr
 }
 
 /* True if the float mask may close a pair of the tile. */
-SA_ONCE bool FN(apply_float_mask)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool again) {
+SA_ONCE bool FN(apply_float_mask)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
+                                  bool again) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
     const ptrdiff_t offset = first * mask->col_stride;
@@ -447,7 +456,8 @@ SA_ONCE bool FN(apply_float_mask)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
         FN(load_mask)(s->mask_rows, rows->mask[0] + offset, mask, n, again);
         return FN(pass_shared_mask)(s->P, n, nv, s->mask_rows);
     }
-    if (!again && FN(is_direct)(mask) && bits % sizeof(real) == 0 && n % SA_LANES == 0 && rows->count == nv * SA_LANES) {
+    if (!again && FN(is_direct)(mask) && bits % sizeof(real) == 0 && n % SA_LANES == 0 &&
+        rows->count == nv * SA_LANES) {
         return FN(pass_mask)(s->P, n, nv, rows->mask, offset);
     }
     const size_t stride = FN(round_up)(n);
@@ -499,10 +509,10 @@ SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t fi
     FN(close_lanes)(s->P, all_to, to, nv, v, lo, hi);
 }
 
-/* Closes pairs, and adds a float mask and the keys' bias to scores; with `again` P holds weights, and pairs are only closed.
- * Sets *closes if a pair may be closed. True if numbers were added or *closes is true. */
-SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
-                                  bool again, bool *closes) {
+/* Closes pairs, and adds a float mask and the keys' bias to scores; with `again` P holds weights, and pairs are only
+ * closed. Sets *closes if a pair may be closed. True if numbers were added or *closes is true. */
+SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
+                                  int mask_state, bool again, bool *closes) {
     const sa_rows *rows = b->rows;
     const int of_mask = mask_state & ~SA_TILE_KEYS_BIASED;
     bool added = false;

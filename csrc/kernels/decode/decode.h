@@ -1,4 +1,6 @@
-/* The forward pass over a block of few queries (decoding): as in forward.h, with features as lanes. rows.h has the products. */
+/* The forward pass over a block of few queries (decoding): as in forward.h, with features as lanes.
+ * rows.h has the products.
+ * Comes after kernels/attention/forward.h. */
 
 /* Copies q[R][width] times the factor, in the order in which keys are read. A unit takes queries without the factor. */
 SA_ONCE void FN(copy_decode_queries)(const sa_block *b, FN(scratch) * s, int R) {
@@ -50,8 +52,8 @@ SA_ONCE bool FN(decode_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
     return plain;
 }
 
-/* Sums have the bits of decode_plain_exp: a mask that closes nothing must not change lse (unless decode_sums_hold rejects the
- * output). */
+/* Sums have the bits of decode_plain_exp: a mask that closes nothing must not change lse (unless decode_sums_hold
+ * rejects the output). */
 SA_ONCE void FN(decode_pass_exp)(real *P, ptrdiff_t n, const real *maximum, real *tile_sum, int R) {
     const int keys = SA_LANES / R;
     const vec m = V(load)(maximum);
@@ -131,28 +133,31 @@ SA_ONCE ptrdiff_t FN(decode_plain_tile)(const sa_block *b, FN(scratch) * s, ptrd
 }
 
 /* Computes a tile that needs passes of scores.h. A vector holds the scores of one key. */
-SA_ONCE void FN(decode_masked_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R, bool *masked) {
-    if (!FN(score_tile)(b, s, first, n, 1, R, true, masked)) {
+SA_ONCE void FN(decode_masked_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R,
+                                    bool *masked) {
+    enum { nv = 1 };
+    if (!FN(score_tile)(b, s, first, n, nv, R, SA_WITH_MAXIMA, masked)) {
         return;
     }
-    FN(raise_maximum)(s, 1, 0);
+    FN(raise_maximum)(s, nv, 0);
     FN(decode_pass_exp)(s->P, n, s->maximum, s->tile_sum, R);
-    FN(take_sum)(s, 1);
+    FN(take_sum)(s, nv);
     if (b->a->dropout_p > 0) {
-        FN(drop)(b->a, s, s->P, first, n, 1);
+        FN(drop)(b->a, s, s->P, first, n, nv);
     }
     FN(values_of_decode)(b, s, first, n, SA_LANES, R);
 }
 
 /* Computes up to SA_DECODE_ROWS rows, and again by multiply-adds if the unit's sums do not hold. */
 SA_ONCE void FN(run_decode)(const sa_block *b, FN(scratch) * s) {
+    enum { nv = 1 };
     const int count = b->rows->count, R = count <= 2 ? count : count <= 4 ? 4 : 8;
     bool masked = false;
     FN(copy_decode_queries)(b, s, R);
     memset(s->O, 0, (size_t)(R * FN(decode_width)(b->a->Dv)) * sizeof(real));
-    memset(s->P, 0, FN(round_up)(b->a->S < SA_KEYS_PER_TILE ? b->a->S : SA_KEYS_PER_TILE) * SA_LANES * sizeof(real));
-    FN(start_rows)(b, s, 1);
-    for (ptrdiff_t n, first = FN(next_tile)(b, b->begin, &n); first < b->end; first = FN(next_tile)(b, first + n, &n)) {
+    memset(s->P, 0, FN(round_up)(SA_SMALLER(b->a->S, SA_KEYS_PER_TILE)) * SA_LANES * sizeof(real));
+    FN(start_rows)(b, s, nv);
+    SA_EACH_KEY_TILE(b, first, n) {
         if (FN(decode_plain)(b, first, n)) {
             n = FN(decode_plain_tile)(b, s, first, n, R);
         } else {
@@ -163,7 +168,7 @@ SA_ONCE void FN(run_decode)(const sa_block *b, FN(scratch) * s) {
     if (!FN(decode_sums_hold)(b, s)) {
         s->decode.use = false;
         FN(run_decode)(b, s);
-    } else if (FN(finish_block)(b, s, 1, R, masked)) {
+    } else if (FN(finish_block)(b, s, nv, R, masked)) {
         FN(run_careful)(b, s);
     }
 }

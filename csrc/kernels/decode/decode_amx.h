@@ -1,9 +1,10 @@
-/* Decoding of one to four queries on the matrix unit; bfloat16 is read in place. 16 keys are a left operand. 16 rows of values
- * are a right operand, whose pairs are neighbouring columns: a weight p has the left rows (p, 0) for even columns and (0, p)
- * for odd ones, for each of its terms.
+/* Decoding of one to four queries on the matrix unit; bfloat16 is read in place. 16 keys are a left operand. 16 rows of
+ * values are a right operand, whose pairs are neighbouring columns: a weight p has the left rows (p, 0) for even
+ * columns and (0, p) for odd ones, for each of its terms.
  *
- * Tile registers: 0 scores and 1 queries, 16 rows of R words; 2 weights and 4 to 7 outputs, 4·R rows of 64 bytes; 3 keys or
- * values, 16 rows of 64 bytes. */
+ * Tile registers: 0 scores and 1 queries, 16 rows of R words; 2 weights and 4 to 7 outputs, 4·R rows of 64 bytes; 3
+ * keys or values, 16 rows of 64 bytes.
+ * Comes after kernels/products/amx_attention.h. */
 
 enum { SA_AMX_DECODE_ROWS = 4 };
 
@@ -16,13 +17,14 @@ enum { SA_AMX_DECODE_ROWS = 4 };
 enum { FN(decode_weight_rows) = 4 /* left rows of a query: two terms, for even and odd columns */ };
 
 SA_ONCE bool FN(amx_takes_decode)(const sa_attention *a) {
-    return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->value.m.dtype == SA_BF16 && a->S >= SA_DECODE_KEYS &&
-           a->E > 0 && a->Dv > 0 && a->E % SA_TILE_SLICE == 0 && a->Dv % SA_TILE_SLICE == 0 && FN(factor_is_ordinary)(a);
+    return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->value.m.dtype == SA_BF16 &&
+           a->S >= SA_DECODE_KEYS && a->E > 0 && a->Dv > 0 && a->E % SA_TILE_SLICE == 0 && a->Dv % SA_TILE_SLICE == 0 &&
+           FN(factor_is_ordinary)(a);
 }
 
 SA_ONCE size_t FN(amx_lay_out_decode)(const sa_attention *a, char *base, size_t used, FN(decode_state) * s) {
     if (FN(amx_takes_decode)(a)) {
-        const size_t widest = (size_t)(a->E > a->Dv ? a->E : a->Dv);
+        const size_t widest = (size_t)SA_LARGER(a->E, a->Dv);
         SA_TAKE(queries, char, (size_t)a->E * 2 * SA_AMX_DECODE_ROWS);
         SA_TAKE(weights, char, SA_DECODE_KEYS / SA_TILE_ROWS * FN(decode_weight_rows) * SA_AMX_DECODE_ROWS * 64);
         SA_TAKE(product, real, 4 * FN(decode_weight_rows) * SA_AMX_DECODE_ROWS * SA_LANES);
@@ -78,10 +80,10 @@ SA_INLINE void FN(decode_scale)(real *P, vec factor, vec *top, const int R) {
     }
 }
 
-/* P[n][R] = factor·k[j]·q[r], n a multiple of 16. Vector code processes a slice while the unit multiplies the next. Returns the
- * maxima of lanes. A score of +inf or NaN makes the output NaN or infinite. */
-SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E, real factor,
-                                    real *P, const int R) {
+/* P[n][R] = factor·k[j]·q[r], n a multiple of 16. Vector code processes a slice while the unit multiplies the next.
+ * Returns the maxima of lanes. A score of +inf or NaN makes the output NaN or infinite. */
+SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E,
+                                    real factor, real *P, const int R) {
     const ptrdiff_t stride = rows->stride, ahead = rows->ahead.soon;
     const char *k = rows->at;
     const vec scale = V(set1)(factor);
@@ -136,13 +138,13 @@ SA_INLINE void FN(decode_weights)(const real *P, vec maximum, vec *sum, char *to
     }
 }
 
-#define SA_DECODE_VALUES(to, at)                                                                                               \
-    SA_TILE_LOAD(3, v + (at), stride);                                                                                         \
-    FN(decode_fetch)(v + (at) + ahead, stride);                                                                                \
+#define SA_DECODE_VALUES(to, at)                                                                                       \
+    SA_TILE_LOAD(3, v + (at), stride);                                                                                 \
+    FN(decode_fetch)(v + (at) + ahead, stride);                                                                        \
     SA_TILE_DOT(to, 2, 3);
 
-/* s->product[4][4·R][16] = weights of n keys times 32·`tiles` columns from v on. With P it first makes the weights. With one or
- * two tiles every second slice of 16 keys goes to the third and fourth, so that products do not wait. */
+/* s->product[4][4·R][16] = weights of n keys times 32·`tiles` columns from v on. With P it first makes the weights.
+ * With one or two tiles every second slice of 16 keys goes to the third and fourth, so that products do not wait. */
 SA_INLINE void FN(decode_products)(const FN(decode_state) * s, const real *P, vec maximum, vec *sum, const char *v,
                                    ptrdiff_t stride, ptrdiff_t ahead, ptrdiff_t n, const ptrdiff_t tiles, const int R) {
     const ptrdiff_t bytes = FN(decode_weight_rows) * R * 64;
@@ -185,14 +187,16 @@ SA_INLINE void FN(decode_products)(const FN(decode_state) * s, const real *P, ve
 }
 #undef SA_DECODE_VALUES
 
-/* O[R][Dv] = alpha·O + Σ_j 2^(P[j][r] − maximum)·v[j] over n keys, a multiple of 16. In 32 columns the even ones come first. */
+/* O[R][Dv] = alpha·O + Σ_j 2^(P[j][r] − maximum)·v[j] over n keys, a multiple of 16.
+ * In 32 columns the even ones come first. */
 SA_INLINE void FN(amx_decode_values)(const FN(decode_state) * s, const real *P, vec maximum, vec *sum,
-                                     const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t Dv, real *O, const real *alpha,
-                                     const int R) {
+                                     const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t Dv, real *O,
+                                     const real *alpha, const int R) {
     const ptrdiff_t own = FN(decode_weight_rows);
     for (ptrdiff_t d = 0; d < Dv; d += 4 * SA_TILE_SLICE) {
-        const ptrdiff_t left = (Dv - d) / SA_TILE_SLICE, tiles = left < 4 ? left : 4;
-        FN(decode_products)(s, d == 0 ? P : NULL, maximum, sum, rows->at + 2 * d, rows->stride, rows->ahead.soon, n, tiles, R);
+        const ptrdiff_t left = (Dv - d) / SA_TILE_SLICE, tiles = SA_SMALLER(left, 4);
+        FN(decode_products)(s, d == 0 ? P : NULL, maximum, sum, rows->at + 2 * d, rows->stride, rows->ahead.soon, n,
+                            tiles, R);
         for (ptrdiff_t u = 0; u < tiles; ++u) {
             const real *x = s->product + u * R * own * SA_LANES, *y = x + 2 * R * own * SA_LANES;
             real *o = O + d + u * SA_TILE_SLICE;
@@ -200,25 +204,27 @@ SA_INLINE void FN(amx_decode_values)(const FN(decode_state) * s, const real *P, 
             for (int r = 0; r < R; ++r) {
                 SA_UNROLL
                 for (int odd = 0; odd < 2; ++odd) {
-                    const ptrdiff_t high = (r * own + odd) * SA_LANES, low = high + 2 * SA_LANES, at = r * Dv + odd * SA_LANES;
+                    const ptrdiff_t high = (r * own + odd) * SA_LANES, low = high + 2 * SA_LANES,
+                                    at = r * Dv + odd * SA_LANES;
                     vec add = V(load)(x + high) + V(load)(x + low);
                     if (tiles <= 2) {
                         add = add + (V(load)(y + high) + V(load)(y + low));
                     }
-                    V(store)(o + at, V(fma)(add, V(set1)(1 / SA_DECODE_WEIGHT_SCALE), V(set1)(alpha[r]) * V(load)(o + at)));
+                    V(store)(o + at,
+                             V(fma)(add, V(set1)(1 / SA_DECODE_WEIGHT_SCALE), V(set1)(alpha[r]) * V(load)(o + at)));
                 }
             }
         }
     }
 }
 
-SA_ONCE FN(decode_rows) FN(decode_bf16_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(copies) * copies,
-                                             ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
+SA_ONCE FN(decode_rows) FN(decode_bf16_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m,
+                                             FN(copies) * copies, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     if (FN(decode_reads)(m) == SA_READS_BF16) {
         return FN(decode_rows_of)(b, m, copies, first, n, width);
     }
     for (ptrdiff_t j = 0; j < n; j += SA_KEYS_PER_TILE) {
-        const ptrdiff_t here = n - j < SA_KEYS_PER_TILE ? n - j : SA_KEYS_PER_TILE;
+        const ptrdiff_t here = SA_SMALLER(n - j, SA_KEYS_PER_TILE);
         ptrdiff_t stride;
         const real *x = FN(tile_rows)(b, m, copies, first + j, here, width, &stride);
         for (ptrdiff_t i = 0; i < here; ++i, x += stride) {
@@ -228,11 +234,12 @@ SA_ONCE FN(decode_rows) FN(decode_bf16_rows)(const sa_block *b, FN(scratch) * s,
             }
         }
     }
-    return (FN(decode_rows)){s->decode.rows, width * 2, {0, 0}, SA_READS_BF16, false};
+    return (FN(decode_rows)){.at = s->decode.rows, .stride = width * 2, .reads = SA_READS_BF16};
 }
 
 SA_ONCE ptrdiff_t FN(amx_decode_keys)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first) {
-    const ptrdiff_t left = b->end - first, n = left < SA_DECODE_KEYS ? left / SA_TILE_ROWS * SA_TILE_ROWS : SA_DECODE_KEYS;
+    const ptrdiff_t left = b->end - first,
+                    n = left < SA_DECODE_KEYS ? left / SA_TILE_ROWS * SA_TILE_ROWS : SA_DECODE_KEYS;
     return s->decode.use && n >= SA_KEYS_PER_TILE ? n : 0;
 }
 
@@ -247,9 +254,9 @@ SA_INLINE void FN(amx_decode_tile_any)(const sa_block *b, FN(scratch) * s, ptrdi
     FN(decode_take_sum)(s, sum, R);
 }
 
-#define SA_AMX_DECODE_TILE(R)                                                                                                  \
-    SA_LEAF void FN(amx_decode_tile##R)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {                    \
-        FN(amx_decode_tile_any)(b, s, first, n, R);                                                                            \
+#define SA_AMX_DECODE_TILE(R)                                                                                          \
+    SA_LEAF void FN(amx_decode_tile##R)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {            \
+        FN(amx_decode_tile_any)(b, s, first, n, R);                                                                    \
     }
 SA_AMX_DECODE_TILE(1)
 SA_AMX_DECODE_TILE(2)

@@ -1,9 +1,11 @@
-/* The products of a wide block (unit.h) on the matrix unit (amx_tiles.h). A tile of keys has a cell: keys and values are split
- * when they are first needed, and kept for the head's next blocks. */
+/* The products of a wide block (unit.h) on the matrix unit (amx_tiles.h). A tile of keys has a cell: keys and values
+ * are split when they are first needed, and kept for the head's next blocks.
+ * Comes after simd/amx.h and isa/avx512_unit.h. */
 
 #include "kernels/products/amx_tiles.h"
 
-/* True if all arrays are float16, or all bfloat16: queries lack the scale, the maximum may lag, the unit adds to O in place. */
+/* True if all arrays are float16, or all bfloat16: queries lack the scale, the maximum may lag,
+ * the unit adds to O in place. */
 SA_INLINE bool FN(is_of_16_bits)(const sa_attention *a) {
     const sa_dtype dtype = a->query.m.dtype;
     return (dtype == SA_F16 || dtype == SA_BF16) && a->key.m.dtype == dtype && a->value.m.dtype == dtype;
@@ -13,26 +15,25 @@ SA_INLINE bool FN(is_of_16_bits)(const sa_attention *a) {
 SA_INLINE int FN(terms_of_call)(const sa_attention *a) {
     int terms = FN(left_terms)(a->query.m.dtype);
     const int of_key = FN(left_terms)(a->key.m.dtype), of_value = FN(left_terms)(a->value.m.dtype);
-    terms = of_key > terms ? of_key : terms;
-    return of_value > terms ? of_value : terms;
+    terms = SA_LARGER(of_key, terms);
+    return SA_LARGER(of_value, terms);
 }
 
-/* With smaller sizes padding costs more than the unit saves. Few queries do not fill a wide block. Queries without the scale
- * need an ordinary scale. */
+/* With smaller sizes padding costs more than the unit saves. Few queries do not fill a wide block. Queries without the
+ * scale need an ordinary scale. */
 SA_ONCE bool FN(amx_take)(const sa_attention *a) {
     return a->E >= 16 && a->Dv >= 16 && (a->by_rows || (a->S >= 32 && a->L > SA_LANES / a->gqa)) &&
            (!FN(is_of_16_bits)(a) || FN(factor_is_ordinary)(a));
 }
 
-SA_INLINE ptrdiff_t FN(tiles_in)(ptrdiff_t n, ptrdiff_t size) { return (n + size - 1) / size; }
-SA_INLINE ptrdiff_t FN(slices_of)(ptrdiff_t n) { return FN(tiles_in)(n, SA_TILE_SLICE); }
-SA_INLINE ptrdiff_t FN(row_tiles_of)(ptrdiff_t n) { return FN(tiles_in)(n, 2 * SA_TILE_ROWS) * 2; }
+SA_INLINE ptrdiff_t FN(slices_of)(ptrdiff_t n) { return SA_CEIL_DIV(n, SA_TILE_SLICE); }
+SA_INLINE ptrdiff_t FN(row_tiles_of)(ptrdiff_t n) { return SA_CEIL_DIV(n, 2 * SA_TILE_ROWS) * 2; }
 
 enum { FN(key_tiles) = SA_KEYS_PER_TILE / 16, FN(key_slices) = SA_KEYS_PER_TILE / 32 };
 
 SA_ONCE size_t FN(amx_lay_out)(const sa_attention *a, char *base, size_t used, FN(wide_state) * s) {
     const int terms = FN(terms_of_call)(a);
-    const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE);
+    const ptrdiff_t cells = SA_CEIL_DIV(a->S, SA_KEYS_PER_TILE);
     const size_t right = (size_t)(SA_RIGHT_TERMS * SA_VECS) * SA_TILE_BYTES;
     s->of_16_bits = FN(is_of_16_bits)(a);
     s->query_terms = s->of_16_bits ? terms : SA_RIGHT_TERMS;
@@ -55,7 +56,8 @@ SA_ONCE void FN(amx_start)(const sa_block *b, FN(wide_state) * s) {
         FN(forget_cells)(&s->keys);
         FN(forget_cells)(&s->values);
     }
-    if ((b->rows->count > SA_LANES || b->a->by_rows) && b->rows->gaps == 0) { /* with gaps, a tile may begin inside a cell */
+    /* With gaps, a tile may begin inside a cell. */
+    if ((b->rows->count > SA_LANES || b->a->by_rows) && b->rows->gaps == 0) {
         s->terms = FN(terms_of_call)(b->a);
         sa_start_tiles();
     }
@@ -68,28 +70,32 @@ SA_INLINE bool FN(is_taken)(const sa_matrix *m, int terms) {
     return terms < 3 && terms == FN(left_terms)(m->dtype) && !m->swapped && m->col_stride == 2;
 }
 
+/* What a cell is made of: keys or values, split as rows or as columns. */
+enum { SA_OF_KEYS, SA_OF_VALUES };
+enum { SA_AS_ROWS, SA_AS_COLUMNS };
+
 /* Returns the tile's cell, or NULL if terms cannot represent the tile. */
 SA_ONCE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, ptrdiff_t first,
-                                const bool of_values, const bool transposed) {
+                                const bool of_values, const bool as_columns) {
     const sa_attention *a = b->a;
-    const ptrdiff_t at = (first - b->copied_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
+    const ptrdiff_t at = (first - b->copied_from) / SA_KEYS_PER_TILE, cell = SA_SMALLER(at, cells->room);
     char *tiles = cells->tiles + (size_t)cell * cells->bytes;
     if (at >= cells->room || cells->state[cell] == SA_CELL_UNKNOWN) {
-        const ptrdiff_t n = b->keys - first < SA_KEYS_PER_TILE ? b->keys - first : SA_KEYS_PER_TILE;
+        const ptrdiff_t n = SA_SMALLER(b->keys - first, SA_KEYS_PER_TILE);
         const ptrdiff_t width = of_values ? a->Dv : a->E;
-        const ptrdiff_t row_tiles = transposed ? FN(row_tiles_of)(width) : FN(key_tiles);
-        const ptrdiff_t slices = transposed ? FN(key_slices) : FN(slices_of)(width);
+        const ptrdiff_t row_tiles = as_columns ? FN(row_tiles_of)(width) : FN(key_tiles);
+        const ptrdiff_t slices = as_columns ? FN(key_slices) : FN(slices_of)(width);
         const sa_matrix *m = of_values ? &b->value : &b->key;
         const int terms = s->wide.terms;
         bool fits;
         if (FN(is_taken)(m, terms)) {
             const char *x = m->data + first * m->row_stride;
-            fits = transposed ? FN(take_columns)(x, m->row_stride, n, width, row_tiles, slices, tiles, terms)
+            fits = as_columns ? FN(take_columns)(x, m->row_stride, n, width, row_tiles, slices, tiles, terms)
                               : FN(take_rows)(x, m->row_stride, n, width, row_tiles, slices, tiles, terms);
         } else {
             ptrdiff_t stride;
             const real *x = FN(tile_rows)(b, m, of_values ? &s->value : &s->key, first, n, width, &stride);
-            fits = transposed ? FN(split_columns)(x, stride, n, width, row_tiles, slices, tiles, terms)
+            fits = as_columns ? FN(split_columns)(x, stride, n, width, row_tiles, slices, tiles, terms)
                               : FN(split_rows)(x, stride, n, width, row_tiles, slices, tiles, terms);
         }
         if (at >= cells->room) {
@@ -120,7 +126,8 @@ SA_ONCE void FN(amx_queries)(const sa_block *b, FN(scratch) * s, int nv) {
 }
 
 /* Finds for each slice of keys the first open vector, rounded down to an even number. */
-SA_ONCE void FN(open_slices)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int *from) {
+SA_ONCE void FN(open_slices)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
+                             int *from) {
     ptrdiff_t end[SA_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
     for (ptrdiff_t j = 0; j < n; j += SA_TILE_SLICE) {
@@ -150,17 +157,18 @@ SA_ONCE void FN(amx_rows)(const sa_block *b, const FN(scratch) * s, const FN(cel
         o.left = cell + (size_t)(j / SA_TILE_ROWS) * o.left_row;
         for (int v = from[j / SA_TILE_SLICE]; v < nv; v += 2) {
             o.right = right + v * SA_TILE_BYTES;
-            FN(product)(&o, to + (j * nv + v) * SA_LANES, (size_t)nv * SA_LANES * sizeof(real), s->wide.terms, right_terms,
-                        v + 1 < nv ? 2 : 1);
+            FN(product)(&o, to + (j * nv + v) * SA_LANES, (size_t)nv * SA_LANES * sizeof(real), s->wide.terms,
+                        right_terms, v + 1 < nv ? 2 : 1);
         }
     }
 }
 
 SA_ONCE bool FN(amx_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const FN(wide_state) *wide = &s->wide;
-    const char *keys = wide->queries_fit ? FN(cell_of)(b, s, &wide->keys, first, false, false) : NULL;
+    const char *keys = wide->queries_fit ? FN(cell_of)(b, s, &wide->keys, first, SA_OF_KEYS, SA_AS_ROWS) : NULL;
     if (keys) {
-        FN(amx_rows)(b, s, &wide->keys, keys, wide->queries, wide->query_terms, b->a->E, first, n, s->P, wide->of_16_bits, nv);
+        FN(amx_rows)(b, s, &wide->keys, keys, wide->queries, wide->query_terms, b->a->E, first, n, s->P,
+                     wide->of_16_bits, nv);
         s->factor = wide->of_16_bits ? FN(factor_of)(b->a) : 1;
     }
     return keys != NULL;
@@ -168,7 +176,7 @@ SA_ONCE bool FN(amx_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
 
 /* True if values have 16 bits and are within the bounds of terms: then weights may exceed 1. */
 SA_ONCE bool FN(amx_may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) {
-    return s->wide.of_16_bits && FN(cell_of)(b, s, &s->wide.values, first, true, true);
+    return s->wide.of_16_bits && FN(cell_of)(b, s, &s->wide.values, first, SA_OF_VALUES, SA_AS_COLUMNS);
 }
 
 /* The weight of a score; with two terms a short exponential is exact enough. */
@@ -182,8 +190,9 @@ SA_INLINE vec FN(weight)(const real *p, vec factor, vec maximum, const bool scor
 }
 
 /* Makes a row of the right operand of the weights of keys j and j + 1, of one key, or of none. */
-SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t term_bytes, vec factor, const vec *maximum,
-                              vec *sum, const int vectors, const int keys, const bool scores, const int terms) {
+SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t term_bytes, vec factor,
+                              const vec *maximum, vec *sum, const int vectors, const int keys, const bool scores,
+                              const int terms) {
     SA_UNROLL
     for (int v = 0; v < vectors; ++v) {
         vec a = V(set1)(0), b = V(set1)(0);
@@ -194,7 +203,7 @@ SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t t
             b = FN(weight)(p + lanes + v * SA_LANES, factor, maximum[v], scores, terms);
         }
         sum[v] = sum[v] + (a + b);
-        FN(split_pairs)(a, b, to + v * SA_TILE_BYTES, term_bytes, terms, false);
+        FN(split_pairs)(a, b, to + v * SA_TILE_BYTES, term_bytes, terms, SA_TOWARDS_ZERO);
     }
 }
 
@@ -225,26 +234,27 @@ SA_INLINE void FN(split_slice)(const real *P, ptrdiff_t lanes, char *to, ptrdiff
     }
 }
 
-#define SA_SPLIT_LEAF(vectors, terms)                                                                                          \
-    SA_LEAF void FN(split_slice##vectors##terms)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t term_bytes,     \
-                                                 real scale, const real *maximum, real *sum, bool scores) {                    \
-        if (scores) {                                                                                                          \
-            FN(split_slice)(P, lanes, to, n, term_bytes, scale, maximum, sum, vectors, true, terms);                           \
-        } else {                                                                                                               \
-            FN(split_slice)(P, lanes, to, n, term_bytes, scale, maximum, sum, vectors, false, terms);                          \
-        }                                                                                                                      \
+#define SA_SPLIT_LEAF(vectors, terms)                                                                                  \
+    SA_LEAF void FN(split_slice##vectors##terms)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n,                \
+                                                 size_t term_bytes, real scale, const real *maximum, real *sum,        \
+                                                 bool scores) {                                                        \
+        if (scores) {                                                                                                  \
+            FN(split_slice)(P, lanes, to, n, term_bytes, scale, maximum, sum, vectors, SA_HOLDS_SCORES, terms);        \
+        } else {                                                                                                       \
+            FN(split_slice)(P, lanes, to, n, term_bytes, scale, maximum, sum, vectors, SA_HOLDS_WEIGHTS, terms);       \
+        }                                                                                                              \
     }
 #define SA_SPLITS(X) X(1, 2) X(2, 2) X(4, 2) X(1, 3) X(2, 3) X(4, 3)
 SA_SPLITS(SA_SPLIT_LEAF)
 #undef SA_SPLIT_LEAF
-#define SA_SPLIT_CASE(vectors, terms)                                                                                          \
-    case 10 * vectors + terms:                                                                                                 \
-        FN(split_slice##vectors##terms)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores);                            \
+#define SA_SPLIT_CASE(vectors, terms)                                                                                  \
+    case 10 * vectors + terms:                                                                                         \
+        FN(split_slice##vectors##terms)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores);                    \
         break;
 _Static_assert(SA_RIGHT_TERMS == 3, "the leaves of split_slice");
 
-/* Makes the right operand from P, which does not change. `scores`: weights are 2^(P·factor − maximum), and s->tile_sum gets
- * their sums. */
+/* Makes the right operand from P, which does not change.
+ * `scores`: weights are 2^(P·factor − maximum), and s->tile_sum gets their sums. */
 SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores, int terms) {
     const size_t term_bytes = (size_t)(FN(key_slices) * nv) * SA_TILE_BYTES;
     const ptrdiff_t lanes = nv * SA_LANES;
@@ -265,7 +275,7 @@ SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores
 
 /* False also if a weight is NaN. */
 SA_ONCE bool FN(amx_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores) {
-    if (!(s->wide.values_now = FN(cell_of)(b, s, &s->wide.values, first, true, true))) {
+    if (!(s->wide.values_now = FN(cell_of)(b, s, &s->wide.values, first, SA_OF_VALUES, SA_AS_COLUMNS))) {
         return false;
     }
     FN(open_slices)(b, s, first, n, nv, s->wide.from);
@@ -325,7 +335,7 @@ SA_ONCE void FN(amx_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
         }
         o.right = s->wide.weights + v * SA_TILE_BYTES;
         for (ptrdiff_t d = 0; d < Dv; d += 2 * SA_TILE_ROWS) {
-            const ptrdiff_t rows = Dv - d < 2 * SA_TILE_ROWS ? Dv - d : 2 * SA_TILE_ROWS;
+            const ptrdiff_t rows = SA_SMALLER(Dv - d, 2 * SA_TILE_ROWS);
             real *O = s->O + d * lanes + v * SA_LANES;
             o.left = s->wide.values_now + (size_t)(d / SA_TILE_ROWS) * o.left_row;
             const bool in_place = (adds || empty) && rows == 2 * SA_TILE_ROWS;

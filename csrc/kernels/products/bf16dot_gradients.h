@@ -1,7 +1,9 @@
-/* The gradients of a wide block by dot products of bfloat16 pairs (bf16dot.h, unit.h). P and dS are rounded to bfloat16 before
- * they multiply Q, dO and K, whose rows are joined in pairs. */
+/* The gradients of a wide block by dot products of bfloat16 pairs (bf16dot.h, unit.h). P and dS are rounded to bfloat16
+ * before they multiply Q, dO and K, whose rows are joined in pairs.
+ * Comes after kernels/products/bf16dot.h. */
 
-SA_ONCE size_t FN(bf16dot_lay_out_gradients)(const sa_attention_gradients *d, char *base, size_t used, FN(gradient_state) * s) {
+SA_ONCE size_t FN(bf16dot_lay_out_gradients)(const sa_attention_gradients *d, char *base, size_t used,
+                                             FN(gradient_state) * s) {
     const sa_attention *a = d->a;
     if (!FN(bf16dot_take)(a) || a->value.m.dtype != SA_BF16 || d->grad_out.m.dtype != SA_BF16 || a->Dv < 16) {
         s->grad_out = NULL;
@@ -25,8 +27,8 @@ SA_ONCE void FN(bf16dot_start_gradients)(const sa_block *b, FN(gradient_state) *
 }
 
 /* Joins rows in pairs. True if pairs can represent them. */
-SA_ONCE bool FN(join_block)(const FN(wide_state) * s, const char *const *rows, const sa_matrix *m, int count, ptrdiff_t width,
-                            char *to) {
+SA_ONCE bool FN(join_block)(const FN(wide_state) * s, const char *const *rows, const sa_matrix *m, int count,
+                            ptrdiff_t width, char *to) {
     int beyond = 0;
     for (int r = 0; r < count; r += 2) {
         beyond |= FN(join_rows)(rows[r], r + 1 < count ? rows[r + 1] : NULL, m, width, SA_LEAST_OF_GRADIENTS,
@@ -49,8 +51,8 @@ SA_ONCE void FN(bf16dot_copy_gradients)(const sa_backward_block *b, const FN(scr
         g->factor[r] = r < count ? x->grad_factor[r] : 0;
         finite &= g->factor[r] - g->factor[r] == 0;
     }
-    g->grad_out_fits = FN(pairs_of_lanes)(&s->wide, b->grads->grad_out, &b->g->grad_out.m, count, a->Dv, SA_LEAST_OF_GRADIENTS,
-                                          g->grad_out, nv);
+    g->grad_out_fits = FN(pairs_of_lanes)(&s->wide, b->grads->grad_out, &b->g->grad_out.m, count, a->Dv,
+                                          SA_LEAST_OF_GRADIENTS, g->grad_out, nv);
     g->fit = finite && g->grad_out_fits && s->wide.queries_fit &&
              FN(join_block)(&s->wide, b->b.rows->query, &a->query.m, count, a->E, g->query_rows) &&
              FN(join_block)(&s->wide, b->grads->grad_out, &b->g->grad_out.m, count, a->Dv, g->grad_rows);
@@ -61,7 +63,8 @@ SA_ONCE bool FN(bf16dot_dweights)(const sa_block *b, FN(scratch) * s, const FN(g
                                   ptrdiff_t n, real *dS, int nv) {
     const ptrdiff_t Dv = b->a->Dv;
     const real *values =
-        g->grad_out_fits ? FN(pairs_of_tile)(b, &g->values, &b->value, Dv, first, SA_LEAST_OF_GRADIENTS, NULL) : NULL;
+        g->grad_out_fits ? FN(pairs_of_tile)(b, &g->values, &b->value, Dv, first, SA_LEAST_OF_GRADIENTS, SA_NOT_JOINED)
+                         : NULL;
     if (values) {
         FN(rows_by_pairs)(b, s, &g->values, values, g->grad_out, Dv, g->factor, first, n, dS, s->tile_sum, nv);
     }
@@ -70,15 +73,16 @@ SA_ONCE bool FN(bf16dot_dweights)(const sa_block *b, FN(scratch) * s, const FN(g
 
 SA_ONCE const real *FN(bf16dot_tile_keys)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g,
                                           ptrdiff_t first) {
-    return g->fit ? FN(pairs_of_tile)(b, &g->key_columns, &b->key, b->a->E, first, SA_LEAST_OF_GRADIENTS, s->wide.rows) : NULL;
+    return g->fit ? FN(pairs_of_tile)(b, &g->key_columns, &b->key, b->a->E, first, SA_LEAST_OF_GRADIENTS, s->wide.rows)
+                  : NULL;
 }
 
-/* For keys from … n − 1, rounds P times each lane's factor, and dS times the scale, in place to rows of bfloat16, [keys][lanes
- * / 2], pairs for sums over queries; `joined` gets dS as pairs of keys. `scores`: P holds scores, dS holds dP. Lanes without a
- * row become 0, as the last query may be paired with one. */
-SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,
-                                      const real *delta, const real *factor, real scale, real *joined, const int nv,
-                                      const bool scores) {
+/* For keys from … n − 1, rounds P times each lane's factor, and dS times the scale, in place to rows of bfloat16,
+ * [keys][lanes / 2], pairs for sums over queries; `joined` gets dS as pairs of keys. `scores`: P holds scores, dS holds
+ * dP. Lanes without a row become 0, as the last query may be paired with one. */
+SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes,
+                                      const real *maximum, const real *delta, const real *factor, real scale,
+                                      real *joined, const int nv, const bool scores) {
     const vec zero = V(set1)(0), scales = V(set1)(scale);
     const ptrdiff_t at = lanes - nv * SA_LANES;
     for (ptrdiff_t j = from; j < n; j += 2) {
@@ -126,23 +130,24 @@ SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff
     }
 }
 
-#define SA_PAIR_GRADIENTS(nv)                                                                                                  \
-    SA_LEAF void FN(pair_gradients##nv)(real * P, real * dS, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes,                     \
-                                        const real *maximum, const real *delta, const real *factor, real scale, real *joined,  \
-                                        bool scores) {                                                                         \
-        if (scores) {                                                                                                          \
-            FN(pair_gradients_any)(P, dS, from, n, lanes, maximum, delta, factor, scale, joined, nv, true);                    \
-        } else {                                                                                                               \
-            FN(pair_gradients_any)(P, dS, from, n, lanes, maximum, delta, factor, scale, joined, nv, false);                   \
-        }                                                                                                                      \
+#define SA_PAIR_GRADIENTS(nv)                                                                                          \
+    SA_LEAF void FN(pair_gradients##nv)(real * P, real * dS, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes,             \
+                                        const real *maximum, const real *delta, const real *factor, real scale,        \
+                                        real *joined, bool scores) {                                                   \
+        if (scores) {                                                                                                  \
+            FN(pair_gradients_any)(P, dS, from, n, lanes, maximum, delta, factor, scale, joined, nv, SA_HOLDS_SCORES); \
+        } else {                                                                                                       \
+            FN(pair_gradients_any)(P, dS, from, n, lanes, maximum, delta, factor, scale, joined, nv,                   \
+                                   SA_HOLDS_WEIGHTS);                                                                  \
+        }                                                                                                              \
     }
 SA_LEAVES(SA_PAIR_GRADIENTS)
 #undef SA_PAIR_GRADIENTS
 
 /* Overwrites P and dS. */
-SA_ONCE ptrdiff_t FN(bf16dot_gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P,
-                                        real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
-                                        int nv, bool plain, bool keeps) {
+SA_ONCE ptrdiff_t FN(bf16dot_gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g,
+                                        real *P, real *dS, const real *delta, real *dqT, ptrdiff_t first,
+                                        ptrdiff_t done, ptrdiff_t n, int nv, bool scores, bool keeps) {
     const sa_attention *a = b->g->a;
     const real *keys = keeps ? NULL : FN(bf16dot_tile_keys)(&b->b, s, g, first);
     if (!keys) {
@@ -151,15 +156,15 @@ SA_ONCE ptrdiff_t FN(bf16dot_gradients)(const sa_backward_block *b, FN(scratch) 
     const ptrdiff_t lanes = nv * SA_LANES, row = first - b->first_key, count = b->b.rows->count;
     const ptrdiff_t query_stride = (ptrdiff_t)(2 * FN(pair_row_bytes)(a->E) / sizeof(real));
     const ptrdiff_t grad_stride = (ptrdiff_t)(2 * FN(pair_row_bytes)(a->Dv) / sizeof(real));
-    const real *query_rows = (const real *)(const void *)g->query_rows, *grad_rows = (const real *)(const void *)g->grad_rows;
-    real *const dscores = (real *)(void *)g->dscores;
-    real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
+    const real *query_rows = (const void *)g->query_rows, *grad_rows = (const void *)g->grad_rows;
+    real *const dscores = (void *)g->dscores;
+    real *dkey = (void *)b->dkey, *dvalue = (void *)b->dvalue;
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->b.rows, s, first, n, nv, end);
     for (ptrdiff_t v = 0, from = 0; v < nv; ++v) {
         if (end[v] > from) {
             SA_CALL_LEAF(pair_gradients, (int)(nv - v), P, dS, from, end[v], lanes, s->maximum, delta, g->factor,
-                         (real)a->scale, dscores, plain)
+                         (real)a->scale, dscores, scores)
             from = end[v];
         }
     }
@@ -169,12 +174,12 @@ SA_ONCE ptrdiff_t FN(bf16dot_gradients)(const sa_backward_block *b, FN(scratch) 
             continue;
         }
         if (dvalue) {
-            FN(outer_pairs)(P + from * lanes / 2 + pair, lanes / 2, grad_rows + pair * grad_stride, grad_stride, pairs, open,
-                            dvalue + (row + from) * b->dvalue_stride, b->dvalue_stride, a->Dv);
+            FN(outer_pairs)(P + from * lanes / 2 + pair, lanes / 2, grad_rows + pair * grad_stride, grad_stride, pairs,
+                            open, dvalue + (row + from) * b->dvalue_stride, b->dvalue_stride, a->Dv);
         }
         if (dkey) {
-            FN(outer_pairs)(dS + from * lanes / 2 + pair, lanes / 2, query_rows + pair * query_stride, query_stride, pairs,
-                            open, dkey + (row + from) * b->dkey_stride, b->dkey_stride, a->E);
+            FN(outer_pairs)(dS + from * lanes / 2 + pair, lanes / 2, query_rows + pair * query_stride, query_stride,
+                            pairs, open, dkey + (row + from) * b->dkey_stride, b->dkey_stride, a->E);
         }
         from = end[u];
     }

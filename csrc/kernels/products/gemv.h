@@ -1,12 +1,15 @@
-/* Quants (quant_kinds.h) times rows that are split into one to three digits. Sums of 32 numbers are exact integers, scaled in a
- * fixed order. Lanes are columns, that is rows of the weight; nothing is expanded to float32. Rows of three digits, those of
- * decoding, are multiplied as the quants are read. For prompts the words of the quants are first written to a panel.
+/* Quants (quant_kinds.h) times rows that are split into one to three digits. Sums of 32 numbers are exact integers,
+ * scaled in a fixed order. Lanes are columns, that is rows of the weight; nothing is expanded to float32. Rows of three
+ * digits, those of decoding, are multiplied as the quants are read. For prompts the words of the quants are first
+ * written to a panel.
  *
- * Before including this, the ISA file defines SA_GEMV_LANES, SA_GEMV_ROWS (the rows that a panel multiplies at once), the vectors
- * sa_words, sa_ints and sa_floats, and these verbs:
- *     sa_gemv_pair(p)            words whose lower halves follow one another from p on, the upper ones 2·SA_GEMV_COLUMNS bytes later
+ * Before including this, the ISA file defines SA_GEMV_LANES, SA_GEMV_ROWS (the rows that a panel multiplies at once),
+ * the vectors sa_words, sa_ints and sa_floats, and these verbs:
+ *     sa_gemv_pair(p)            words whose lower halves follow one another from p on, the upper ones
+ *                                2·SA_GEMV_COLUMNS bytes later
  *     sa_gemv_half(x)            float32 of the float16 in the lower half of each word
- *     sa_gemv_dot(sum, q, x, b)  each lane of sum plus four products of unsigned q, of 6 bits, or of 8 with b, and signed x
+ *     sa_gemv_dot(sum, q, x, b)  each lane of sum plus four products of unsigned q, of 6 bits, or of 8 with b,
+ *                                and signed x
  *     sa_gemv_fma(a, b, c)
  *     sa_gemv_look_up(q)         bytes of sa_quant_values */
 
@@ -46,8 +49,8 @@ SA_VERB sa_gemv_way sa_gemv_way_of(const sa_quant_kind *k) {
     return (sa_gemv_way){k->zero, sa_quant_by_halves(k) ? 2 : 1, k->m >= 0, k->zero == 7};
 }
 
-/* Adds the products of the words from … end − 1 of a piece, all or half of it, to the sums of some rows; row r's piece is
- * sa_digits_at(x, r * stride). Rows take turns, as an accumulator waits for its last sum. */
+/* Adds the products of the words from … end − 1 of a piece, all or half of it, to the sums of some rows; row r's piece
+ * is sa_digits_at(x, r * stride). Rows take turns, as an accumulator waits for its last sum. */
 SA_VERB void sa_gemv_add(sa_floats *sum, const sa_digits *x, ptrdiff_t stride, const int rows, const sa_words *q,
                          sa_floats scale, const sa_gemv_way way, const int digits, const int half, const int from,
                          const int end) {
@@ -87,7 +90,8 @@ SA_VERB void sa_gemv_add(sa_floats *sum, const sa_digits *x, ptrdiff_t stride, c
 
 /* Adds a piece's products to the sums of some rows. */
 SA_VERB void sa_gemv_add_piece(sa_floats *sum, const sa_digits *x, ptrdiff_t stride, const int rows, const sa_words *q,
-                               const sa_floats *scale, const sa_floats *offset, const sa_gemv_way way, const int digits) {
+                               const sa_floats *scale, const sa_floats *offset, const sa_gemv_way way,
+                               const int digits) {
     SA_UNROLL
     for (int half = 0; half < way.halves; ++half) {
         const int from = half * 4, which = way.halves == 1 ? 2 : half;
@@ -105,9 +109,11 @@ SA_VERB void sa_gemv_add_piece(sa_floats *sum, const sa_digits *x, ptrdiff_t str
     }
 }
 
-/* Reads SA_GEMV_LANES columns from column c on, from piece `first` on: up to SA_PANEL_PIECES pieces to the panel; or all pieces,
- * and multiplies them by rows of three digits. */
-SA_VERB void sa_gemv_columns(const sa_gemv_tile *t, ptrdiff_t c, ptrdiff_t first, const sa_quant_kind *k, const bool to_panel) {
+/* Reads SA_GEMV_LANES columns from column c on, from piece `first` on: up to SA_PANEL_PIECES pieces to the panel; or
+ * all pieces, and multiplies them by rows of three digits. */
+enum { SA_MULTIPLIES, SA_TO_PANEL };
+SA_VERB void sa_gemv_columns(const sa_gemv_tile *t, ptrdiff_t c, ptrdiff_t first, const sa_quant_kind *k,
+                             const bool to_panel) {
     sa_gemv_panel *panel = t->panel;
     const sa_gemv_way way = sa_gemv_way_of(k);
     const int groups = k->numbers / SA_PIECE, bytes = k->bytes, halves = way.halves;
@@ -159,11 +165,11 @@ SA_VERB void sa_gemv_columns(const sa_gemv_tile *t, ptrdiff_t c, ptrdiff_t first
     }
 }
 
-/* ---- rows times a panel --------------------------------------------------------------------------------------------------- */
+/* ---- rows times a panel ------------------------------------------------------------------------------------------ */
 
 /* Adds the products of n pieces of some rows; x is the first row's first piece, sums the first row's. */
-SA_VERB void sa_gemv_multiply(const sa_gemv_tile *t, const sa_gemv_panel *panel, ptrdiff_t n, const sa_digits *x, float *sums,
-                              const int rows, const sa_gemv_way way, const int digits) {
+SA_VERB void sa_gemv_multiply(const sa_gemv_tile *t, const sa_gemv_panel *panel, ptrdiff_t n, const sa_digits *x,
+                              float *sums, const int rows, const sa_gemv_way way, const int digits) {
     sa_floats sum[SA_GEMV_ROWS];
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
@@ -172,7 +178,8 @@ SA_VERB void sa_gemv_multiply(const sa_gemv_tile *t, const sa_gemv_panel *panel,
     for (ptrdiff_t piece = 0; piece < n; ++piece) {
         const sa_floats scale[2] = {panel->scale[0][piece], panel->scale[way.halves - 1][piece]};
         const sa_floats offset[2] = {panel->offset[0][piece], panel->offset[way.halves - 1][piece]};
-        sa_gemv_add_piece(sum, sa_digits_at(x, piece, digits), t->pieces, rows, panel->q[piece], scale, offset, way, digits);
+        sa_gemv_add_piece(sum, sa_digits_at(x, piece, digits), t->pieces, rows, panel->q[piece], scale, offset, way,
+                          digits);
     }
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
@@ -183,7 +190,7 @@ SA_VERB void sa_gemv_multiply(const sa_gemv_tile *t, const sa_gemv_panel *panel,
 /* The same for all rows of a tile. */
 SA_VERB void sa_gemv_all_rows(const sa_gemv_tile *t, const sa_gemv_panel *panel, ptrdiff_t first, ptrdiff_t c,
                               const sa_gemv_way way, const int digits) {
-    const ptrdiff_t n = t->pieces - first < SA_PANEL_PIECES ? t->pieces - first : SA_PANEL_PIECES;
+    const ptrdiff_t n = SA_SMALLER(t->pieces - first, SA_PANEL_PIECES);
     for (ptrdiff_t r = 0; r < t->rows;) {
         const sa_digits *x = sa_digits_at(t->x, r * t->pieces + first, digits);
         float *sums = t->sums + r * SA_GEMV_COLUMNS + c;
@@ -197,35 +204,36 @@ SA_VERB void sa_gemv_all_rows(const sa_gemv_tile *t, const sa_gemv_panel *panel,
     }
 }
 
-/* Compiled for each way and number of digits. */
-#define SA_GEMV_WAYS(X)                                                                                                        \
-    X(plain, 1, false, false)                                                                                                  \
+/* X(name, halves, offsets, bytes): the ways that are compiled, for each number of digits. */
+#define SA_GEMV_WAYS(X)                                                                                                \
+    X(plain, 1, false, false)                                                                                          \
     X(bytes, 1, false, true) X(offsets, 1, true, false) X(halves, 2, false, false) X(halves_offsets, 2, true, false)
-#define SA_GEMV_ROWS_LEAF(name, halves, offsets, bytes)                                                                        \
-    SA_LEAF void sa_gemv_rows_##name(const sa_gemv_tile *t, const sa_gemv_panel *panel, ptrdiff_t first, ptrdiff_t c) {        \
-        const sa_gemv_way way = {sa_quant_kinds[t->type].zero, halves, offsets, bytes};                                        \
-        if (t->digits == 1) {                                                                                                  \
-            sa_gemv_all_rows(t, panel, first, c, way, 1);                                                                      \
-        } else {                                                                                                               \
-            sa_gemv_all_rows(t, panel, first, c, way, 2);                                                                      \
-        }                                                                                                                      \
+#define SA_GEMV_ROWS_LEAF(name, halves, offsets, bytes)                                                                \
+    SA_LEAF void sa_gemv_rows_##name(const sa_gemv_tile *t, const sa_gemv_panel *panel, ptrdiff_t first,               \
+                                     ptrdiff_t c) {                                                                    \
+        const sa_gemv_way way = {sa_quant_kinds[t->type].zero, halves, offsets, bytes};                                \
+        if (t->digits == 1) {                                                                                          \
+            sa_gemv_all_rows(t, panel, first, c, way, 1);                                                              \
+        } else {                                                                                                       \
+            sa_gemv_all_rows(t, panel, first, c, way, 2);                                                              \
+        }                                                                                                              \
     }
-#define SA_GEMV_ROWS_CASE(name, halves_, offsets_, bytes_)                                                                     \
-    if (way.halves == halves_ && way.offsets == offsets_ && way.bytes == bytes_) {                                             \
-        sa_gemv_rows_##name(t, t->panel, first, c);                                                                            \
+#define SA_GEMV_ROWS_CASE(name, halves_, offsets_, bytes_)                                                             \
+    if (way.halves == halves_ && way.offsets == offsets_ && way.bytes == bytes_) {                                     \
+        sa_gemv_rows_##name(t, t->panel, first, c);                                                                    \
     }
 SA_GEMV_WAYS(SA_GEMV_ROWS_LEAF)
 
-#define SA_GEMV_LEAF(kind)                                                                                                     \
-    SA_LEAF void sa_gemv_##kind(const sa_gemv_tile *t, ptrdiff_t c) {                                                          \
-        sa_gemv_columns(t, c, 0, &sa_quant_kinds[SA_QUANT_##kind], false);                                                     \
-    }                                                                                                                          \
-    SA_LEAF void sa_gemv_panel_##kind(const sa_gemv_tile *t, ptrdiff_t c, ptrdiff_t first) {                                   \
-        sa_gemv_columns(t, c, first, &sa_quant_kinds[SA_QUANT_##kind], true);                                                  \
+#define SA_GEMV_LEAF(kind)                                                                                             \
+    SA_LEAF void sa_gemv_##kind(const sa_gemv_tile *t, ptrdiff_t c) {                                                  \
+        sa_gemv_columns(t, c, 0, &sa_quant_kinds[SA_QUANT_##kind], SA_MULTIPLIES);                                     \
+    }                                                                                                                  \
+    SA_LEAF void sa_gemv_panel_##kind(const sa_gemv_tile *t, ptrdiff_t c, ptrdiff_t first) {                           \
+        sa_gemv_columns(t, c, first, &sa_quant_kinds[SA_QUANT_##kind], SA_TO_PANEL);                                   \
     }
-#define SA_GEMV_CASE(kind)                                                                                                     \
+#define SA_GEMV_CASE(kind)                                                                                             \
     case SA_QUANT_##kind: sa_gemv_##kind(t, c); break;
-#define SA_GEMV_PANEL_CASE(kind)                                                                                               \
+#define SA_GEMV_PANEL_CASE(kind)                                                                                       \
     case SA_QUANT_##kind: sa_gemv_panel_##kind(t, c, first); break;
 SA_QUANTS(SA_GEMV_LEAF)
 

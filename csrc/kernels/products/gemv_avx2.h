@@ -1,4 +1,8 @@
 /* The verbs of gemv.h on 8 lanes: AVX2. */
+#include "simd/macros.h"
+
+#include <immintrin.h>
+
 #define SA_GEMV_LANES 8
 #define SA_GEMV_ROWS 2
 typedef uint32_t sa_words __attribute__((vector_size(32)));

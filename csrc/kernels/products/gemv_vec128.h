@@ -1,4 +1,7 @@
-/* The verbs of gemv.h on 4 lanes: vectors of 16 bytes (simd/vec128.h). */
+/* The verbs of gemv.h on 4 lanes: vectors of 16 bytes (simd/vec128.h).
+ * Comes after simd/vec128.h. */
+#include "simd/bits.h"
+
 #define SA_GEMV_LANES 4
 #define SA_GEMV_ROWS 2
 typedef vu32 sa_words;

@@ -1,12 +1,17 @@
 /* The verbs of gemv.h on 16 lanes: AVX-512 with VNNI. */
+#include "simd/macros.h"
+
+#include <immintrin.h>
+
 #define SA_GEMV_LANES 16
 #define SA_GEMV_ROWS 6
 typedef uint32_t sa_words __attribute__((vector_size(64)));
 typedef int32_t sa_ints __attribute__((vector_size(64)));
 typedef float sa_floats __attribute__((vector_size(64)));
 
-static const uint16_t sa_gemv_in_pairs[32] __attribute__((aligned(64))) = {
-    0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+static const uint16_t sa_gemv_in_pairs[32]
+    __attribute__((aligned(64))) = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 SA_VERB sa_words sa_gemv_pair(const char *p) {
     return (sa_words)_mm512_permutexvar_epi16(_mm512_loadu_si512(sa_gemv_in_pairs), _mm512_loadu_si512(p));
 }

@@ -1,6 +1,9 @@
-/* Sums of uint8 times int8 by AVX2. VPMADDUBSW would saturate, so both factors are widened to 16 bits, where VPMADDWD's sums of
- * two products are exact. The driver has widened the rows of x. Accumulators are for 6 rows × 8 columns: one vector has a word
- * (four bytes) of each of four columns, the other a row's word four times. A column's sum is in two lanes until the end. */
+/* Sums of uint8 times int8 by AVX2. VPMADDUBSW would saturate, so both factors are widened to 16 bits, where VPMADDWD's
+ * sums of two products are exact. The driver has widened the rows of x. Accumulators are for 6 rows × 8 columns: one
+ * vector has a word (four bytes) of each of four columns, the other a row's word four times. A column's sum is in two
+ * lanes until the end. */
+#include <immintrin.h>
+
 #include "kernels/products/by_rows.h"
 
 #define SA_INT8_ROWS 6
@@ -42,4 +45,5 @@ SA_INLINE void sa_int8_tile(const sa_compact_tile *t, const int rows) {
 
 SA_BY_ROWS(sa_int8_widened, sa_int8_tile, SA_UP_TO_6)
 
-const sa_compact_unit sa_int8_avx2 = {.name = "avx2", .most_rows = SA_INT8_ROWS, .widened = true, .leaf = sa_int8_widened};
+const sa_compact_unit sa_int8_avx2 = {
+    .name = "avx2", .most_rows = SA_INT8_ROWS, .widened = true, .leaf = sa_int8_widened};

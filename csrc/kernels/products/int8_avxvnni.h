@@ -1,4 +1,6 @@
 /* Sums of uint8 times int8 by VNNI with 16 registers of 256 bits: accumulators for 6 rows × 16 columns. */
+#include <immintrin.h>
+
 #include "kernels/products/by_rows.h"
 
 #define SA_DOT_INT8(sum, x, w) ((sum) = _mm256_dpbusd_avx_epi32(sum, x, w))

@@ -1,12 +1,14 @@
-/* Sums of uint8 times int8 by UDOT on aarch64. Weights with their sign bits flipped are unsigned, and larger by 128, so each
- * sum begins with −128·Σx, which is exact modulo 2^32. Accumulators for 8 rows × 8 columns: a vector has one word of four
- * columns, or four words of a row. Words are read in fours, as zeros follow each row and the last panel. */
+/* Sums of uint8 times int8 by UDOT on aarch64. Weights with their sign bits flipped are unsigned, and larger by 128, so
+ * each sum begins with −128·Σx, which is exact modulo 2^32. Accumulators for 8 rows × 8 columns: a vector has one word
+ * of four columns, or four words of a row. Words are read in fours, as zeros follow each row and the last panel. */
+#include <arm_neon.h>
+
 #include "kernels/products/by_rows.h"
 
 #define SA_DOT_ROWS 8
 
-/* Adds to each lane of sum the products of four numbers of w and the four of a word of x. This is assembly because Clang before
- * 16 has the intrinsic only if a whole file may use it. */
+/* Adds to each lane of sum the products of four numbers of w and the four of a word of x. This is assembly because
+ * Clang before 16 has the intrinsic only if a whole file may use it. */
 #define SA_DOT(sum, w, x, word) __asm__("udot %0.4s, %1.16b, %2.4b[" #word "]" : "+w"(sum) : "w"(w), "w"(x))
 
 SA_INLINE uint32_t sa_dot_start(const sa_compact_tile *t, int r) {
@@ -29,15 +31,15 @@ SA_INLINE void sa_dot_columns(const sa_compact_tile *t, ptrdiff_t c, const uint3
     for (int r = 0; r < rows; ++r) {
         sum[r][0] = sum[r][1] = vdupq_n_u32(start[r]);
     }
-#define SA_DOT_WORD(word)                                                                                                      \
-    {                                                                                                                          \
-        const uint8_t *at = panel + (word) * SA_PANEL_COLUMNS * SA_WORD;                                                       \
-        const uint8x16_t left = veorq_u8(vld1q_u8(at), flip), right = veorq_u8(vld1q_u8(at + 16), flip);                       \
-        SA_UNROLL                                                                                                              \
-        for (int r = 0; r < rows; ++r) {                                                                                       \
-            SA_DOT(sum[r][0], left, four[r], word);                                                                            \
-            SA_DOT(sum[r][1], right, four[r], word);                                                                           \
-        }                                                                                                                      \
+#define SA_DOT_WORD(word)                                                                                              \
+    {                                                                                                                  \
+        const uint8_t *at = panel + (word) * SA_PANEL_COLUMNS * SA_WORD;                                               \
+        const uint8x16_t left = veorq_u8(vld1q_u8(at), flip), right = veorq_u8(vld1q_u8(at + 16), flip);               \
+        SA_UNROLL                                                                                                      \
+        for (int r = 0; r < rows; ++r) {                                                                               \
+            SA_DOT(sum[r][0], left, four[r], word);                                                                    \
+            SA_DOT(sum[r][1], right, four[r], word);                                                                   \
+        }                                                                                                              \
     }
     for (ptrdiff_t k = 0; k < t->words; k += 4, x += 4 * SA_WORD, panel += 4 * SA_PANEL_COLUMNS * SA_WORD) {
         SA_UNROLL

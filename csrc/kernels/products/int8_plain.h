@@ -1,10 +1,12 @@
-/* Sums of uint8 times int8 for CPUs without instructions for them: dot products of rows and columns, widened to 16 bits. */
+/* Sums of uint8 times int8 for CPUs without instructions for them: dot products of rows and columns,
+ * widened to 16 bits.
+ * Comes after simd/vec128.h. */
 
 #define SA_PLAIN_DEPTH 256 /* numbers of a row at a time; a panel of this depth stays in L1 */
 #define SA_PLAIN_ROWS 16
 
-/* Widens a panel's columns, [SA_PANEL_COLUMNS][SA_PLAIN_DEPTH], from word `first` on. An odd number of words is followed by a
- * word of zeros. */
+/* Widens a panel's columns, [SA_PANEL_COLUMNS][SA_PLAIN_DEPTH], from word `first` on. An odd number of words is
+ * followed by a word of zeros. */
 SA_ONCE void sa_widen_panel(const sa_compact_tile *t, ptrdiff_t first, ptrdiff_t words, int16_t *to) {
     const char *from = t->panel + first * SA_PANEL_COLUMNS * SA_WORD;
     for (ptrdiff_t k = 0; k < words; ++k) {
@@ -29,8 +31,8 @@ SA_ONCE void sa_widen_panel(const sa_compact_tile *t, ptrdiff_t first, ptrdiff_t
 #endif
 
 /* Sets sums[r][c], or adds to them, for rows from r on and columns c and c + 1, with n numbers each. */
-SA_INLINE void sa_dot_products(const int16_t *x, ptrdiff_t stride, const int16_t *w, ptrdiff_t n, int32_t *sums, bool adds,
-                               const int rows) {
+SA_INLINE void sa_dot_products(const int16_t *x, ptrdiff_t stride, const int16_t *w, ptrdiff_t n, int32_t *sums,
+                               bool adds, const int rows) {
 #if defined(SA_VEC128_SSE2)
     __m128i sum[4][2];
     SA_UNROLL
@@ -76,7 +78,8 @@ SA_INLINE void sa_dot_products(const int16_t *x, ptrdiff_t stride, const int16_t
     for (int r = 0; r < rows; ++r) {
         const v128_t low = wasm_i32x4_shuffle(sum[r][0], sum[r][1], 0, 4, 1, 5);
         const v128_t high = wasm_i32x4_shuffle(sum[r][0], sum[r][1], 2, 6, 3, 7);
-        const v128_t two = wasm_i32x4_add(low, high), all = wasm_i32x4_add(two, wasm_i32x4_shuffle(two, two, 2, 3, 2, 3));
+        const v128_t two = wasm_i32x4_add(low, high),
+                     all = wasm_i32x4_add(two, wasm_i32x4_shuffle(two, two, 2, 3, 2, 3));
         int32_t *to = sums + r * SA_PANEL_COLUMNS;
         const v128_t before = adds ? wasm_v128_load64_zero(to) : wasm_i32x4_const_splat(0);
         wasm_v128_store64_lane(to, wasm_i32x4_add(before, all), 0);
@@ -95,10 +98,12 @@ SA_INLINE void sa_dot_products(const int16_t *x, ptrdiff_t stride, const int16_t
 #endif
 }
 
-SA_LEAF void sa_dot_products4(const int16_t *x, ptrdiff_t stride, const int16_t *w, ptrdiff_t n, int32_t *sums, bool adds) {
+SA_LEAF void sa_dot_products4(const int16_t *x, ptrdiff_t stride, const int16_t *w, ptrdiff_t n, int32_t *sums,
+                              bool adds) {
     sa_dot_products(x, stride, w, n, sums, adds, 4);
 }
-SA_LEAF void sa_dot_products1(const int16_t *x, ptrdiff_t stride, const int16_t *w, ptrdiff_t n, int32_t *sums, bool adds) {
+SA_LEAF void sa_dot_products1(const int16_t *x, ptrdiff_t stride, const int16_t *w, ptrdiff_t n, int32_t *sums,
+                              bool adds) {
     sa_dot_products(x, stride, w, n, sums, adds, 1);
 }
 
@@ -107,7 +112,7 @@ static void sa_int8_plain(const sa_compact_tile *t) {
     const ptrdiff_t most = SA_PLAIN_DEPTH / SA_WORD, stride = t->stride / (ptrdiff_t)sizeof(int16_t);
     ptrdiff_t k = 0;
     do { /* runs once even without words, to set the sums */
-        const ptrdiff_t words = t->words - k < most ? t->words - k : most, n = (words + words % 2) * SA_WORD;
+        const ptrdiff_t words = SA_SMALLER(t->words - k, most), n = (words + words % 2) * SA_WORD;
         const int16_t *x = (const int16_t *)(const void *)t->x + k * SA_WORD;
         sa_widen_panel(t, k, words, w);
         for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; c += 2) {

@@ -1,4 +1,7 @@
-/* Sums of uint8 times int8 by VNNI on vectors of 512 bits: accumulators for 14 rows × 32 columns, which fit 32 registers. */
+/* Sums of uint8 times int8 by VNNI on vectors of 512 bits: accumulators for 14 rows × 32 columns,
+ * which fit 32 registers. */
+#include <immintrin.h>
+
 #include "kernels/products/by_rows.h"
 
 /* Adds four products to each lane of sum. This is assembly because GCC 12 spills around the intrinsic. */

@@ -1,10 +1,11 @@
-/* Attention's products as register tiles, for leaves of multiply-adds (at the end) and of bfloat16 pairs (bf16dot.h). Lanes are
- * queries, so K and V are read in place and nothing is summed across lanes. decode/ is for few queries.
+/* Attention's products as register tiles, for leaves of multiply-adds (at the end) and of bfloat16 pairs (bf16dot.h).
+ * Lanes are queries, so K and V are read in place and nothing is summed across lanes. decode/ is for few queries.
  *
  *     rows_times_lanes      P[n][lanes] = k[n][E]·qT[E][lanes]             scores from K and Q; dP from V and dO
- *     columns_times_lanes   O[Dv][lanes] = alpha·O + v[n][Dv]ᵀ·P[n][lanes]   the output from V and weights; dQ from K and dS
+ *     columns_times_lanes   O[Dv][lanes] = alpha·O + v[n][Dv]ᵀ·P[n][lanes]   O from V and weights; dQ from K and dS
  *     outer                 C[m][width] += p[m][n]·x[n][width]             dK from dS and Q; dV from weights and dO
- *                           or C = from[m][width] + that */
+ *                           or C = from[m][width] + that
+ * Comes after kernels/attention/load.h and kernels/attention/prefetch.h. */
 
 /* Swaps lane j of a[i] and lane i of a[j]. */
 SA_INLINE void FN(transpose)(vec *a) {
@@ -55,28 +56,28 @@ SA_INLINE vec FN(sum_each)(vec *a) {
 #endif
 }
 
-/* ---- lanes are queries: nv vectors of rows of `lanes`; end: see open_ends ------------------------------------------------ */
+/* ---- lanes are queries: nv vectors of rows of `lanes`; end: see open_ends ---------------------------------------- */
 
 /* For eight rows, four and four are faster than six and two. */
 #define SA_ENDS_IN_FOURS(left, nv) (SA_ROWS(nv) == 6 && (left) == 8)
 
 /* Calls tile(i, rows) for all n rows from i = 0 on, where `rows` is a literal. `after` follows each tile that uses all
  * accumulators. */
-#define SA_EACH_TILE(n, nv, tile, after)                                                                                       \
-    ptrdiff_t i = 0;                                                                                                           \
-    for (; i + SA_ROWS(nv) <= (n) && !SA_ENDS_IN_FOURS((n) - i, nv); i += SA_ROWS(nv)) {                                       \
-        tile(i, SA_ROWS(nv));                                                                                                  \
-        after;                                                                                                                 \
-    }                                                                                                                          \
-    for (; SA_ROWS(nv) > 4 && i + 4 <= (n); i += 4) {                                                                          \
-        tile(i, 4);                                                                                                            \
-    }                                                                                                                          \
-    if (i + 2 <= (n)) {                                                                                                        \
-        tile(i, 2);                                                                                                            \
-        i += 2;                                                                                                                \
-    }                                                                                                                          \
-    if (i < (n)) {                                                                                                             \
-        tile(i, 1);                                                                                                            \
+#define SA_EACH_TILE(n, nv, tile, after)                                                                               \
+    ptrdiff_t i = 0;                                                                                                   \
+    for (; i + SA_ROWS(nv) <= (n) && !SA_ENDS_IN_FOURS((n) - i, nv); i += SA_ROWS(nv)) {                               \
+        tile(i, SA_ROWS(nv));                                                                                          \
+        after;                                                                                                         \
+    }                                                                                                                  \
+    for (; SA_ROWS(nv) > 4 && i + 4 <= (n); i += 4) {                                                                  \
+        tile(i, 4);                                                                                                    \
+    }                                                                                                                  \
+    if (i + 2 <= (n)) {                                                                                                \
+        tile(i, 2);                                                                                                    \
+        i += 2;                                                                                                        \
+    }                                                                                                                  \
+    if (i < (n)) {                                                                                                     \
+        tile(i, 1);                                                                                                    \
     }
 
 /* Returns sum + a·b; with `pairs`, sum plus both products of a bfloat16 pair. */
@@ -100,8 +101,8 @@ SA_INLINE void FN(set_to_zero)(vec sum[8][4], const int rows, const int nv) {
 }
 
 /* sum[r][v] += a[r·stride]·b[v], v ≥ from. */
-SA_INLINE void FN(add_outer)(vec sum[8][4], const real *a, ptrdiff_t stride, const real *b, const int rows, const int from,
-                             const int nv, const bool pairs) {
+SA_INLINE void FN(add_outer)(vec sum[8][4], const real *a, ptrdiff_t stride, const real *b, const int rows,
+                             const int from, const int nv, const bool pairs) {
     vec row[4];
     SA_UNROLL
     for (int v = from; v < nv; ++v) {
@@ -117,10 +118,11 @@ SA_INLINE void FN(add_outer)(vec sum[8][4], const real *a, ptrdiff_t stride, con
     }
 }
 
-/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes each lane's maximum. With `pairs`, P is also multiplied by a
- * factor for each lane. */
-SA_INLINE void FN(rows_tile)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t E, real *restrict P,
-                             ptrdiff_t lanes, const real *factor, vec *top, const int rows, const int nv, const bool pairs) {
+/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes each lane's maximum.
+ * With `pairs`, P is also multiplied by a factor for each lane. */
+SA_INLINE void FN(rows_tile)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t E,
+                             real *restrict P, ptrdiff_t lanes, const real *factor, vec *top, const int rows,
+                             const int nv, const bool pairs) {
     vec sum[8][4];
     FN(set_to_zero)(sum, rows, nv);
     for (ptrdiff_t e = 0; e < E; ++e) {
@@ -140,15 +142,16 @@ SA_INLINE void FN(rows_tile)(const real *restrict qT, const real *restrict k, pt
     }
 }
 
-SA_INLINE void FN(rows_times_lanes_any)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t n,
-                                        ptrdiff_t E, real *restrict P, ptrdiff_t lanes, const real *factor, real *restrict top,
-                                        sa_ahead *ahead, const int nv, const bool pairs) {
+SA_INLINE void FN(rows_times_lanes_any)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride,
+                                        ptrdiff_t n, ptrdiff_t E, real *restrict P, ptrdiff_t lanes, const real *factor,
+                                        real *restrict top, sa_ahead *ahead, const int nv, const bool pairs) {
     vec m[4];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
         m[v] = V(load)(top + v * SA_LANES);
     }
-#define SA_TILE(j, rows) FN(rows_tile)(qT, k + (j) * k_stride, k_stride, E, P + (j) * lanes, lanes, factor, m, rows, nv, pairs)
+#define SA_TILE(j, rows)                                                                                               \
+    FN(rows_tile)(qT, k + (j) * k_stride, k_stride, E, P + (j) * lanes, lanes, factor, m, rows, nv, pairs)
     SA_EACH_TILE(n, nv, SA_TILE, sa_fetch_next(ahead))
 #undef SA_TILE
     SA_UNROLL
@@ -157,11 +160,11 @@ SA_INLINE void FN(rows_times_lanes_any)(const real *restrict qT, const real *res
     }
 }
 
-/* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes], j < end[v]. The sum starts at zero and is added to O in one
- * fused step, which halves the RMS error. With `pairs`, j counts pairs of keys. */
-SA_INLINE void FN(columns_tile)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
-                                real *restrict O, ptrdiff_t lanes, const vec *alpha, const int rows, const int nv,
-                                const bool pairs) {
+/* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes], j < end[v]. The sum starts at zero and is added to O in
+ * one fused step, which halves the RMS error. With `pairs`, j counts pairs of keys. */
+SA_INLINE void FN(columns_tile)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride,
+                                const ptrdiff_t *end, real *restrict O, ptrdiff_t lanes, const vec *alpha,
+                                const int rows, const int nv, const bool pairs) {
     vec sum[8][4];
     FN(set_to_zero)(sum, rows, nv);
     ptrdiff_t j = 0;
@@ -183,7 +186,8 @@ SA_INLINE void FN(columns_tile)(const real *restrict P, const real *restrict v_j
 
 SA_INLINE void FN(columns_times_lanes_any)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride,
                                            const ptrdiff_t *end, ptrdiff_t Dv, real *restrict O, ptrdiff_t lanes,
-                                           const real *restrict alpha, sa_ahead *ahead, const int nv, const bool pairs) {
+                                           const real *restrict alpha, sa_ahead *ahead, const int nv,
+                                           const bool pairs) {
     vec a[4];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
@@ -194,11 +198,11 @@ SA_INLINE void FN(columns_times_lanes_any)(const real *restrict P, const real *r
 #undef SA_TILE
 }
 
-/* ---- lanes are columns: the gradients of keys and values --------------------------------------------------------------- */
+/* ---- lanes are columns: the gradients of keys and values --------------------------------------------------------- */
 
 /* C[rows][nv·lanes] = from + sum; `from` may be C. C's last vector has `tail` columns. */
-SA_INLINE void FN(store_outer)(vec sum[8][4], const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride, int tail,
-                               const int rows, const int nv) {
+SA_INLINE void FN(store_outer)(vec sum[8][4], const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride,
+                               int tail, const int rows, const int nv) {
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
         SA_UNROLL
@@ -214,11 +218,11 @@ SA_INLINE void FN(store_outer)(vec sum[8][4], const real *from, ptrdiff_t from_s
     }
 }
 
-/* C[rows][nv·lanes] = from + Σ_i p[r][i]·x[i][nv·lanes], summed from zero; x is padded. With `pairs`, i counts pairs of rows of
- * x. */
+/* C[rows][nv·lanes] = from + Σ_i p[r][i]·x[i][nv·lanes], summed from zero; x is padded.
+ * With `pairs`, i counts pairs of rows of x. */
 SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
-                              ptrdiff_t n, const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride, int tail,
-                              const int rows, const int nv, const bool pairs) {
+                              ptrdiff_t n, const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride,
+                              int tail, const int rows, const int nv, const bool pairs) {
     vec sum[8][4];
     FN(set_to_zero)(sum, rows, nv);
     for (ptrdiff_t i = 0; i < n; ++i) {
@@ -228,50 +232,53 @@ SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const 
 }
 
 SA_INLINE void FN(outer_any)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
-                             ptrdiff_t n, ptrdiff_t m, const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride,
-                             int tail, const int nv, const bool pairs){
-#define SA_TILE(r, rows)                                                                                                       \
-    FN(outer_tile)(p + (r) * p_stride, p_stride, x, x_stride, n, from + (r) * from_stride, from_stride, C + (r) * c_stride,    \
-                   c_stride, tail, rows, nv, pairs)
+                             ptrdiff_t n, ptrdiff_t m, const real *from, ptrdiff_t from_stride, real *C,
+                             ptrdiff_t c_stride, int tail, const int nv, const bool pairs){
+#define SA_TILE(r, rows)                                                                                               \
+    FN(outer_tile)(p + (r) * p_stride, p_stride, x, x_stride, n, from + (r) * from_stride, from_stride,                \
+                   C + (r) * c_stride, c_stride, tail, rows, nv, pairs)
     SA_EACH_TILE(m, nv, SA_TILE, )
 #undef SA_TILE
 }
 
-/* Returns how many vectors a leaf computes (five as three and two); *tail becomes the last vector's number of columns. */
+/* Returns how many vectors a leaf computes (five as three and two);
+ * *tail becomes the last vector's number of columns. */
 SA_INLINE int FN(vectors_at_once)(ptrdiff_t width, int *tail) {
-    const ptrdiff_t left = (width + SA_LANES - 1) / SA_LANES;
+    const ptrdiff_t left = SA_CEIL_DIV(width, SA_LANES);
     const int nv = left == SA_LEAF_VECS + 1 && SA_LEAF_VECS == 4 ? 3 : left < SA_LEAF_VECS ? (int)left : SA_LEAF_VECS;
     *tail = width < nv * SA_LANES ? (int)width - (nv - 1) * SA_LANES : SA_LANES;
     return nv;
 }
 
 #if !defined(SA_PRODUCTS_ALONE)
-/* ---- leaves of multiply-adds, and the loops over a tile that call them --------------------------------------------------- */
+/* ---- leaves of multiply-adds, and the loops over a tile that call them ------------------------------------------- */
 
-#define SA_FMA_LEAVES(nv)                                                                                                      \
-    SA_LEAF void FN(rows_times_lanes##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,         \
-                                          real *P, ptrdiff_t lanes, real *top, sa_ahead *ahead) {                              \
-        FN(rows_times_lanes_any)(qT, k, k_stride, n, E, P, lanes, NULL, top, ahead, nv, false);                                \
-    }                                                                                                                          \
-    SA_LEAF void FN(columns_times_lanes##nv)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end,           \
-                                             ptrdiff_t Dv, real *O, ptrdiff_t lanes, const real *alpha, sa_ahead *ahead) {     \
-        FN(columns_times_lanes_any)(P, v, v_stride, end, Dv, O, lanes, alpha, ahead, nv, false);                               \
-    }                                                                                                                          \
-    SA_LEAF void FN(outer##nv)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n, ptrdiff_t m, \
-                               const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride, int tail) {               \
-        FN(outer_any)(p, p_stride, x, x_stride, n, m, from, from_stride, C, c_stride, tail, nv, false);                        \
+#define SA_FMA_LEAVES(nv)                                                                                              \
+    SA_LEAF void FN(rows_times_lanes##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, \
+                                          real *P, ptrdiff_t lanes, real *top, sa_ahead *ahead) {                      \
+        FN(rows_times_lanes_any)(qT, k, k_stride, n, E, P, lanes, SA_NO_FACTORS, top, ahead, nv, SA_OF_NUMBERS);       \
+    }                                                                                                                  \
+    SA_LEAF void FN(columns_times_lanes##nv)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end,   \
+                                             ptrdiff_t Dv, real *O, ptrdiff_t lanes, const real *alpha,                \
+                                             sa_ahead *ahead) {                                                        \
+        FN(columns_times_lanes_any)(P, v, v_stride, end, Dv, O, lanes, alpha, ahead, nv, SA_OF_NUMBERS);               \
+    }                                                                                                                  \
+    SA_LEAF void FN(outer##nv)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n,      \
+                               ptrdiff_t m, const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride,      \
+                               int tail) {                                                                             \
+        FN(outer_any)(p, p_stride, x, x_stride, n, m, from, from_stride, C, c_stride, tail, nv, SA_OF_NUMBERS);        \
     }
 SA_LEAVES(SA_FMA_LEAVES)
 #undef SA_FMA_LEAVES
 
 /* P[n][lanes] = k[n][E] · qT[E][lanes]; top takes the maxima. From key end[v] on (open_ends) P keeps old numbers, which
  * close_vector sets to −inf before they are read. */
-SA_INLINE void FN(rows_times_lanes)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E,
-                                    real *P, ptrdiff_t lanes, real *top, sa_ahead *ahead, int nv) {
+SA_INLINE void FN(rows_times_lanes)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end,
+                                    ptrdiff_t E, real *P, ptrdiff_t lanes, real *top, sa_ahead *ahead, int nv) {
     ptrdiff_t j = 0;
     for (int v = 0; v < nv; ++v) {
         const ptrdiff_t n = end[v] - j;
-        for (int at = v, now = SA_AT_ONCE(nv - v); n > 0 && at < nv; at += now, now = nv - at < now ? nv - at : now) {
+        for (int at = v, now = SA_AT_ONCE(nv - v); n > 0 && at < nv; at += now, now = SA_SMALLER(nv - at, now)) {
             SA_CALL_LEAF(rows_times_lanes, now, qT + at * SA_LANES, k + j * k_stride, k_stride, n, E,
                          P + j * lanes + at * SA_LANES, lanes, top + at * SA_LANES, ahead)
         }
@@ -280,15 +287,17 @@ SA_INLINE void FN(rows_times_lanes)(const real *qT, const real *k, ptrdiff_t k_s
 }
 
 /* O[Dv][lanes] = alpha·O + vᵀ·P, over the keys before end[v]. */
-SA_INLINE void FN(columns_times_lanes)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv,
-                                       real *O, ptrdiff_t lanes, const real *alpha, sa_ahead *ahead, int nv) {
-    for (int at = 0, now = SA_AT_ONCE(nv); at < nv; at += now, now = nv - at < now ? nv - at : now) {
+SA_INLINE void FN(columns_times_lanes)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end,
+                                       ptrdiff_t Dv, real *O, ptrdiff_t lanes, const real *alpha, sa_ahead *ahead,
+                                       int nv) {
+    for (int at = 0, now = SA_AT_ONCE(nv); at < nv; at += now, now = SA_SMALLER(nv - at, now)) {
         SA_CALL_LEAF(columns_times_lanes, now, P + at * SA_LANES, v, v_stride, end + at, Dv, O + at * SA_LANES, lanes,
                      alpha + at * SA_LANES, ahead)
     }
 }
 
-/* C[m][width] = from + p[m][n]·x[n][width]; x is padded to whole vectors. `from` is C, or a row for all rows, with stride 0. */
+/* C[m][width] = from + p[m][n]·x[n][width]; x is padded to whole vectors.
+ * `from` is C, or a row for all rows, with stride 0. */
 SA_SHARED void FN(outer)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n, ptrdiff_t m,
                          const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride, ptrdiff_t width) {
     for (ptrdiff_t d = 0; d < width;) {

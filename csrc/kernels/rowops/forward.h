@@ -1,7 +1,7 @@
 /* Softmax, norms, GELU and rotary embeddings, over the rows that drivers/rowops.c describes.
  *
- * A row is computed in the output if the output has the type that computes, else in scratch. Sums of SA_SUM_PIECE elements are
- * added in float64, so a sum of positive terms has an error of a few ulp at any length.
+ * A row is computed in the output if the output has the type that computes, else in scratch. Sums of SA_SUM_PIECE
+ * elements are added in float64, so a sum of positive terms has an error of a few ulp at any length.
  *
  * Errors in ulp (tests/rowops/test_rows.py):
  *     softmax       4 + |x − max|/2, from rounding x − max; also log_softmax, where it is absolute near 0
@@ -9,7 +9,9 @@
  *     rms_norm      3
  * Norms of rows whose squares overflow or underflow have the same errors: tests/rowops/test_rows.py.
  *     gelu          6 in both tails, for results ≥ FLT_MIN; 'tanh': 4 + 3·|2u| for negative x
- * NaN makes its row NaN (GELU, rotary: its element). A softmax row with +inf, or with −inf alone, is NaN. */
+ * NaN makes its row NaN (GELU, rotary: its element). A softmax row with +inf, or with −inf alone, is NaN.
+ * Comes after simd/exp.h and kernels/attention/load.h. */
+#include "isa/entries.h"
 
 #define SA_SUM_PIECE (128 * SA_LANES)
 
@@ -48,36 +50,43 @@ SA_ONCE real FN(row_max)(const real *x, ptrdiff_t n) {
 
 enum { FN(SUM), FN(SQUARES), FN(CENTRED), FN(EXP), FN(EXP_STORED) };
 
+/* SUM Σx; SQUARES Σx²; CENTRED Σ(x − a) and Σ(x − a)²; EXP Σe^(x − a); EXP_STORED also writes y = e^(x − a).
+ * y may be x. */
+typedef struct {
+    int what;
+    real a;
+    real *y;
+} FN(reduction);
+
 typedef struct {
     double sum, squares;
 } FN(sums);
 
 /* Adds a vector of x at i, or the `left` elements there, to *sum and *squares, as reduce does. */
-SA_INLINE void FN(reduce_vector)(const real *x, real *y, ptrdiff_t i, ptrdiff_t left, real a, const int what, vec *sum,
+SA_INLINE void FN(reduce_vector)(const real *x, ptrdiff_t i, ptrdiff_t left, const FN(reduction) r, vec *sum,
                                  vec *squares) {
-    const bool is_exp = what == FN(EXP) || what == FN(EXP_STORED);
+    const bool is_exp = r.what == FN(EXP) || r.what == FN(EXP_STORED);
     vec t = FN(load_up_to)(x + i, left);
     if (left < SA_LANES) {
-        t = FN(pad_from)(t, left, is_exp ? -(real)INFINITY : what == FN(CENTRED) ? a : 0);
+        t = FN(pad_from)(t, left, is_exp ? -(real)INFINITY : r.what == FN(CENTRED) ? r.a : 0);
     }
-    if (what == FN(CENTRED)) {
-        t = t - V(set1)(a);
+    if (r.what == FN(CENTRED)) {
+        t = t - V(set1)(r.a);
     } else if (is_exp) {
-        t = FN(exp)(t - V(set1)(a));
+        t = FN(exp)(t - V(set1)(r.a));
     }
-    if (what == FN(EXP_STORED)) {
-        FN(store_up_to)(y + i, t, left);
+    if (r.what == FN(EXP_STORED)) {
+        FN(store_up_to)(r.y + i, t, left);
     }
-    if (what != FN(SQUARES)) {
+    if (r.what != FN(SQUARES)) {
         *sum = *sum + t;
     }
-    if (what == FN(SQUARES) || what == FN(CENTRED)) {
+    if (r.what == FN(SQUARES) || r.what == FN(CENTRED)) {
         *squares = V(fma)(t, t, *squares);
     }
 }
 
-/* SUM Σx; SQUARES Σx²; CENTRED Σ(x − a) and Σ(x − a)²; EXP Σe^(x − a); EXP_STORED also writes y = e^(x − a). y may be x. */
-SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const int what) {
+SA_INLINE FN(sums) FN(reduce)(const real *x, ptrdiff_t n, const FN(reduction) r) {
     FN(sums) total = {0, 0};
     for (ptrdiff_t i = 0; i < n;) {
         const ptrdiff_t end = n - i < SA_SUM_PIECE ? n : i + SA_SUM_PIECE;
@@ -89,14 +98,14 @@ SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const
         for (; i + 4 * SA_LANES <= end; i += 4 * SA_LANES) {
             SA_UNROLL
             for (int v = 0; v < 4; ++v) {
-                FN(reduce_vector)(x, y, i + v * SA_LANES, SA_LANES, a, what, &sum[v], &squares[v]);
+                FN(reduce_vector)(x, i + v * SA_LANES, SA_LANES, r, &sum[v], &squares[v]);
             }
         }
         for (; i + SA_LANES <= end; i += SA_LANES) {
-            FN(reduce_vector)(x, y, i, SA_LANES, a, what, &sum[0], &squares[0]);
+            FN(reduce_vector)(x, i, SA_LANES, r, &sum[0], &squares[0]);
         }
         if (i < end) {
-            FN(reduce_vector)(x, y, i, end - i, a, what, &sum[1], &squares[1]);
+            FN(reduce_vector)(x, i, end - i, r, &sum[1], &squares[1]);
             i = end;
         }
         total.sum += (double)FN(sum_lanes)((sum[0] + sum[1]) + (sum[2] + sum[3]));
@@ -107,9 +116,11 @@ SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const
 
 /* Return Σe^(x − top); the first function also writes the terms to y. */
 SA_ONCE double FN(sum_exp_stored)(const real *x, real *y, ptrdiff_t n, real top) {
-    return FN(reduce)(x, y, n, top, FN(EXP_STORED)).sum;
+    return FN(reduce)(x, n, (FN(reduction)){.what = FN(EXP_STORED), .a = top, .y = y}).sum;
 }
-SA_ONCE double FN(sum_exp)(const real *x, ptrdiff_t n, real top) { return FN(reduce)(x, NULL, n, top, FN(EXP)).sum; }
+SA_ONCE double FN(sum_exp)(const real *x, ptrdiff_t n, real top) {
+    return FN(reduce)(x, n, (FN(reduction)){.what = FN(EXP), .a = top}).sum;
+}
 
 /* The norm is ((x − hi) − lo)·scale, of the row times 2^exponent. */
 typedef struct {
@@ -123,19 +134,22 @@ SA_INLINE FN(statistics) FN(statistics_of)(real hi, real lo, double variance, do
     const double square = variance + eps, least = SA_REAL_IS_F64 ? 0x1p-960 : 0x1p-100;
     const double scale = 1 / sqrt(square);
     const bool plain = square >= least && square < (double)INFINITY && fabs((double)hi) * scale < (double)SA_REAL_MAX;
-    return (FN(statistics)){hi, lo, (real)scale, !plain, 0};
+    return (FN(statistics)){.hi = hi, .lo = lo, .scale = (real)scale, .extreme = !plain};
 }
 
-/* The mean is hi + lo. A second sum yields lo, and corrects the sum of squares (Chan, Golub & LeVeque 1983, equation 1.7). */
+/* The mean is hi + lo. A second sum yields lo, and corrects the sum of squares (Chan, Golub & LeVeque 1983, equation
+ * 1.7). */
 SA_ONCE FN(statistics) FN(layer_statistics)(const real *x, ptrdiff_t n, double eps) {
-    const real hi = (real)(FN(reduce)(x, NULL, n, 0, FN(SUM)).sum / (double)n);
-    const FN(sums) s = FN(reduce)(x, NULL, n, hi, FN(CENTRED));
+    const real hi = (real)(FN(reduce)(x, n, (FN(reduction)){.what = FN(SUM)}).sum / (double)n);
+    const FN(sums) s = FN(reduce)(x, n, (FN(reduction)){.what = FN(CENTRED), .a = hi});
     const double lo = s.sum / (double)n, variance = s.squares / (double)n - lo * lo;
     return FN(statistics_of)(hi, (real)lo, variance < 0 ? 0 : variance, eps);
 }
 
 SA_ONCE FN(statistics) FN(rms_statistics)(const real *x, ptrdiff_t n, double eps) {
-    return FN(statistics_of)(0, 0, FN(reduce)(x, NULL, n, 0, FN(SQUARES)).squares / (double)n, eps);
+    const real mean = 0;
+    const double squares = FN(reduce)(x, n, (FN(reduction)){.what = FN(SQUARES)}).squares;
+    return FN(statistics_of)(mean, mean, squares / (double)n, eps);
 }
 
 /* y = x·2^by; y may be x. */
@@ -154,16 +168,17 @@ SA_ONCE int FN(row_exponent)(const real *x, ptrdiff_t n) {
         if (!(a < (real)INFINITY)) {
             return 0;
         }
-        top = a > top ? a : top;
+        top = SA_LARGER(a, top);
     }
     int exponent = 0;
     (void)frexp((double)top, &exponent);
     return exponent;
 }
 
-/* Computes the statistics of a row and returns the row that they describe: x, or, if its squares overflow or underflow, x·2^−e
- * in y, with eps·2^−2e, which has the same norm. y may be x. */
-SA_ONCE const real *FN(norm_statistics)(const real *x, real *y, ptrdiff_t n, double eps, bool is_rms, FN(statistics) * m) {
+/* Computes the statistics of a row and returns the row that they describe: x, or, if its squares overflow or underflow,
+ * x·2^−e in y, with eps·2^−2e, which has the same norm. y may be x. */
+SA_ONCE const real *FN(norm_statistics)(const real *x, real *y, ptrdiff_t n, double eps, bool is_rms,
+                                        FN(statistics) * m) {
     *m = is_rms ? FN(rms_statistics)(x, n, eps) : FN(layer_statistics)(x, n, eps);
     if (!m->extreme) {
         return x;
@@ -176,15 +191,16 @@ SA_ONCE const real *FN(norm_statistics)(const real *x, real *y, ptrdiff_t n, dou
     FN(scale_row)(x, y, n, -e);
     *m = is_rms ? FN(rms_statistics)(y, n, scaled_eps) : FN(layer_statistics)(y, n, scaled_eps);
     m->exponent = e;
-    if (eps > 0 && !(m->scale < (real)INFINITY)) { /* with equal elements eps alone determines the scale, even for gradients */
+    if (eps > 0 && !(m->scale < (real)INFINITY)) {
+        /* With equal elements eps alone determines the scale, even for gradients. */
         m->scale = (real)(1 / sqrt(eps));
         m->exponent = 0;
     }
     return y;
 }
 
-/* Returns Φ(−a), a = |x|, Φ the standard normal distribution; *bell becomes e^(−a²/2). With Φ(a) = 1 − Φ(−a) both tails keep
- * their digits.
+/* Returns Φ(−a), a = |x|, Φ the standard normal distribution; *bell becomes e^(−a²/2).
+ * With Φ(a) = 1 − Φ(−a) both tails keep their digits.
  *
  * Φ(−a) = e^(−a²/2)·R(a), R(a) = erfcx(a/√2)/2. (a + k)·R(a) is a minimax polynomial in q = (a − k)/(a + k):
  *   float32  degree 9, k = 4, relative error 7.7e-9 on [0, 13.5]
@@ -230,8 +246,8 @@ SA_INLINE vec FN(gelu)(vec x) {
     return x * V(select)(V(lt)(x, SA_C(0)), tail, SA_C(1) - tail);
 }
 
-/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), computed as x/(1 + e^(−2u)), where nothing cancels for negative x. e^(−2|u|),
- * which may underflow, is applied as two factors h = e^(−|u|). */
+/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), computed as x/(1 + e^(−2u)), where nothing cancels for negative x.
+ * e^(−2|u|), which may underflow, is applied as two factors h = e^(−|u|). */
 SA_INLINE vec FN(gelu_tanh)(vec x) {
     const vec a = V(abs)(x);
     const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
@@ -239,9 +255,15 @@ SA_INLINE vec FN(gelu_tanh)(vec x) {
     return V(select)(V(lt)(x, SA_C(0)), x * h * h, x) * right;
 }
 
-/* y = ((x − hi) − lo)·scale·weight + bias for a vector at i, or the `left` elements there; each kind needs only some terms. */
-SA_INLINE void FN(map_vector)(const real *x, real *y, ptrdiff_t i, ptrdiff_t left, const int kind, real hi, real lo, real scale,
-                              const real *weight, const real *bias) {
+/* What a row is mapped by; each kind needs only some. */
+typedef struct {
+    real hi, lo, scale;
+    const real *weight, *bias;
+} FN(constants);
+
+/* y = ((x − hi) − lo)·scale·weight + bias for a vector at i, or the `left` elements there. */
+SA_INLINE void FN(map_vector)(const real *x, real *y, ptrdiff_t i, ptrdiff_t left, const int kind,
+                              const FN(constants) c) {
     vec t = FN(load_up_to)(x + i, left);
     if (kind == SA_GELU) {
         t = FN(gelu)(t);
@@ -249,30 +271,29 @@ SA_INLINE void FN(map_vector)(const real *x, real *y, ptrdiff_t i, ptrdiff_t lef
         t = FN(gelu_tanh)(t);
     }
     if (kind == SA_LOG_SOFTMAX || kind == SA_LAYER_NORM) {
-        t = (t - V(set1)(hi)) - V(set1)(lo);
+        t = (t - V(set1)(c.hi)) - V(set1)(c.lo);
     }
     if (kind == SA_SOFTMAX || kind == SA_LAYER_NORM || kind == SA_RMS_NORM) {
-        t = t * V(set1)(scale);
+        t = t * V(set1)(c.scale);
     }
-    if (weight != NULL && bias != NULL) {
-        t = V(fma)(t, FN(load_up_to)(weight + i, left), FN(load_up_to)(bias + i, left));
-    } else if (weight != NULL) {
-        t = t * FN(load_up_to)(weight + i, left);
-    } else if (bias != NULL) {
-        t = t + FN(load_up_to)(bias + i, left);
+    if (c.weight != NULL && c.bias != NULL) {
+        t = V(fma)(t, FN(load_up_to)(c.weight + i, left), FN(load_up_to)(c.bias + i, left));
+    } else if (c.weight != NULL) {
+        t = t * FN(load_up_to)(c.weight + i, left);
+    } else if (c.bias != NULL) {
+        t = t + FN(load_up_to)(c.bias + i, left);
     }
     FN(store_up_to)(y + i, t, left);
 }
 
 /* Calls map_vector for a whole row. y may be x. */
-SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, real hi, real lo, real scale, const real *weight,
-                       const real *bias) {
+SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, const FN(constants) c) {
     ptrdiff_t i = 0;
     for (; i + SA_LANES <= n; i += SA_LANES) {
-        FN(map_vector)(x, y, i, SA_LANES, kind, hi, lo, scale, weight, bias);
+        FN(map_vector)(x, y, i, SA_LANES, kind, c);
     }
     if (i < n) {
-        FN(map_vector)(x, y, i, n - i, kind, hi, lo, scale, weight, bias);
+        FN(map_vector)(x, y, i, n - i, kind, c);
     }
 }
 
@@ -313,8 +334,8 @@ SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, 
 }
 
 /* Gathers n elements along `axes` axes; with one axis n may be less than its length. */
-SA_SHARED void FN(gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
-                          ptrdiff_t n) {
+SA_SHARED void FN(gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis,
+                          int axes, ptrdiff_t n) {
     if (axes == 1) {
         FN(load_row)(dst, src, axis->stride[which], n, array->dtype, array->swapped);
         return;
@@ -332,43 +353,39 @@ SA_INLINE void FN(each_row)(const sa_row_task *b, real *scratch, const sa_row_ki
     const real *weight = p->weight, *bias = p->bias;
     for (int r = 0; r < b->count; ++r) {
         char *out = b->out[r];
-        real *y = p->direct[SA_ROW_OUT] ? (real *)(void *)out : scratch;
+        real *y = p->direct[SA_ROW_OUT] ? (void *)out : scratch;
         const real *x = y;
         if (p->direct[SA_ROW_X]) {
-            x = (const real *)(const void *)b->x[r];
+            x = (const void *)b->x[r];
         } else {
             FN(gather)(y, b->x[r], &array[SA_ROW_X], SA_ROW_X, p->row, p->n_row, n);
         }
         if (kind == SA_SOFTMAX) {
             const double sum = FN(sum_exp_stored)(x, y, n, FN(row_max)(x, n));
-            FN(map)(y, y, n, kind, 0, 0, (real)(1 / sum), NULL, NULL);
+            FN(map)(y, y, n, kind, (FN(constants)){.scale = (real)(1 / sum)});
         } else if (kind == SA_LOG_SOFTMAX) {
             const real top = FN(row_max)(x, n);
             const double sum = FN(sum_exp)(x, n, top);
-            FN(map)(x, y, n, kind, top, (real)log(sum), 0, NULL, NULL);
-        } else if (kind == SA_LAYER_NORM) {
+            FN(map)(x, y, n, kind, (FN(constants)){.hi = top, .lo = (real)log(sum)});
+        } else if (kind == SA_LAYER_NORM || kind == SA_RMS_NORM) {
             FN(statistics) m;
-            x = FN(norm_statistics)(x, y, n, b->call->eps, false, &m);
-            FN(map)(x, y, n, kind, m.hi, m.lo, m.scale, weight, bias);
-        } else if (kind == SA_RMS_NORM) {
-            FN(statistics) m;
-            x = FN(norm_statistics)(x, y, n, b->call->eps, true, &m);
-            FN(map)(x, y, n, kind, 0, 0, m.scale, weight, NULL);
+            x = FN(norm_statistics)(x, y, n, b->call->eps, kind == SA_RMS_NORM, &m);
+            FN(map)(x, y, n, kind, (FN(constants)){m.hi, m.lo, m.scale, weight, kind == SA_LAYER_NORM ? bias : NULL});
         } else if (SA_IS_ELEMENTWISE(kind)) {
-            FN(map)(x, y, n, kind, 0, 0, 0, NULL, NULL);
+            FN(map)(x, y, n, kind, (FN(constants)){0});
         } else {
             const real *table[2];
             for (int t = 0; t < 2; ++t) {
                 const int which = SA_ROW_COS + t;
                 const char *from = t == 0 ? b->cos[r] : b->sin[r];
-                table[t] = (const real *)(const void *)from;
+                table[t] = (const void *)from;
                 if (!p->direct[which]) {
                     real *to = scratch + p->n + t * (n / 2);
                     FN(load_row)(to, from, p->row[0].stride[which], n / 2, array[which].dtype, array[which].swapped);
                     table[t] = to;
                 }
             }
-            FN(rotate)(x, y, n, table[0], table[1], kind == SA_ROTARY_INTERLEAVED, false);
+            FN(rotate)(x, y, n, table[0], table[1], kind == SA_ROTARY_INTERLEAVED, SA_FORWARDS);
         }
         if (!p->direct[SA_ROW_OUT]) {
             FN(store_row)(out, (ptrdiff_t)sa_itemsize(array[SA_ROW_OUT].dtype), array[SA_ROW_OUT].dtype, y, n);
@@ -376,7 +393,7 @@ SA_INLINE void FN(each_row)(const sa_row_task *b, real *scratch, const sa_row_ki
     }
 }
 
-#define SA_ROW_KERNEL(kind, name, dtype, isa)                                                                                  \
+#define SA_ROW_KERNEL(kind, name, dtype, isa)                                                                          \
     SA_KERNEL void FN(name##_rows)(const sa_row_task *b, void *scratch) { FN(each_row)(b, scratch, kind); }
 SA_ROW_FORWARD_ENTRIES(SA_ROW_KERNEL, SA_DTYPE, SA_ISA)
 #undef SA_ROW_KERNEL
@@ -390,8 +407,9 @@ SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
     V(store)(sum, more);
 }
 
-/* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS; a lane is a column. Three passes over the rows: maximum, sum
- * (Kahan's, as one lane sums a whole column), result. e^(x − max) is computed twice, as 16-bit outputs cannot keep it. */
+/* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS; a lane is a column. Three passes over the rows:
+ * maximum, sum (Kahan's, as one lane sums a whole column), result. e^(x − max) is computed twice, as 16-bit outputs
+ * cannot keep it. */
 SA_KERNEL void FN(softmax_columns)(const sa_row_task *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;
@@ -409,10 +427,10 @@ SA_KERNEL void FN(softmax_columns)(const sa_row_task *b, void *unused) {
             for (ptrdiff_t i = 0; i < b->n; ++i) {
                 const char *from = b->x[r] + i * p->row[0].stride[SA_ROW_X];
                 char *out = b->out[r] + i * p->row[0].stride[SA_ROW_OUT];
-                real *y = p->direct[SA_ROW_OUT] ? (real *)(void *)out : tile;
+                real *y = p->direct[SA_ROW_OUT] ? (void *)out : tile;
                 const real *x = tile;
                 if (p->direct[SA_ROW_X]) {
-                    x = (const real *)(const void *)from;
+                    x = (const void *)from;
                 } else {
                     FN(load_row)(tile, from, p->column.stride[SA_ROW_X], width, in->dtype, in->swapped);
                 }

@@ -1,11 +1,14 @@
-/* A checksum by which a pullback notices changed parameters; it does not resist attacks. All instruction sets agree. Each round
- * is a bijection, so one changed word changes the checksum. Without the rotation two changed signs would cancel. */
+/* A checksum by which a pullback notices changed parameters; it does not resist attacks. All instruction sets agree.
+ * Each round is a bijection, so one changed word changes the checksum. Without the rotation two changed signs would
+ * cancel.
+ * Comes after simd/real.h. */
 
 #define SA_MIXED(h, word) vu32_rotate(vu32_mul_lo(vu32_xor(h, word), vu32_set1(0x9E3779B1u)), 15)
 
 /* Mixes 32-bit words into h; zeros fill up the last 512 bytes. */
 SA_KERNEL uint64_t FN(checksum)(uint64_t h, const void *data, size_t bytes) {
-    enum { VECTORS = 128 / SA_U32_LANES, FOLDED = 16 / SA_U32_LANES }; /* so many vectors hide the latency of multiplications */
+    /* This many vectors hide the latency of multiplications. */
+    enum { VECTORS = 128 / SA_U32_LANES, FOLDED = 16 / SA_U32_LANES };
     const char *from = data;
     uint32_t words[128];
     vu32 lanes[VECTORS], folded[FOLDED];

@@ -1,5 +1,7 @@
-/* For products with compact weights: rows are rounded before a product, and its sums are scaled to float32. Multiplications and
- * additions round separately and are fused only in V(fma), so the bits are the same wherever V(fma) fuses. */
+/* For products with compact weights: rows are rounded before a product, and its sums are scaled to float32.
+ * Multiplications and additions round separately and are fused only in V(fma), so the bits are the same wherever V(fma)
+ * fuses.
+ * Comes after simd/exp.h and kernels/attention/load.h. */
 
 /* The normal ranges of a group. From the least range on, 1/range is finite and range/255 has all its digits. Up to the
  * largest range, no term of a sum overflows unless the sum does. */
@@ -24,8 +26,8 @@ SA_INLINE void FN(range_of)(const float *x, ptrdiff_t n, float *low, float *high
     *low = both[0];
     *high = both[1];
     for (; i < n; ++i) {
-        *low = x[i] < *low ? x[i] : *low;
-        *high = 0 - x[i] < *high ? 0 - x[i] : *high;
+        *low = SA_SMALLER(x[i], *low);
+        *high = SA_SMALLER(0 - x[i], *high);
         *check = *check + V(set1)(x[i] * 0);
     }
     *low = *low + 0.0f; /* makes 0 of −0: which of the two is found depends on the order */
@@ -42,12 +44,11 @@ SA_INLINE void FN(round_group)(const float *x, ptrdiff_t n, float low, float inv
     }
 }
 
-SA_INLINE ptrdiff_t FN(group_size)(ptrdiff_t n, ptrdiff_t g) {
-    return n - g * SA_GROUP < SA_GROUP ? n - g * SA_GROUP : SA_GROUP;
-}
+SA_INLINE ptrdiff_t FN(group_size)(ptrdiff_t n, ptrdiff_t g) { return SA_SMALLER(n - g * SA_GROUP, SA_GROUP); }
 
-SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride, sa_rounded *row) {
-    const ptrdiff_t groups = (n + SA_GROUP - 1) / SA_GROUP;
+SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride,
+                                 sa_rounded *row) {
+    const ptrdiff_t groups = SA_CEIL_DIV(n, SA_GROUP);
     for (ptrdiff_t r = 0; r < rows; ++r, x += n, to += stride, row += groups) {
         vec check = V(set1)(0);
         bool whole = true;
@@ -75,7 +76,8 @@ SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, ui
 #undef SA_MOST_RANGE
 
 /* sums[r] = Σ x[r]·y, which fits 32 bits. Compilers vectorize the loop as multiply-adds of pairs of 16 bits. */
-SA_KERNEL void FN(dot_bytes)(const int8_t *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t n, const int16_t *y, uint32_t *sums) {
+SA_KERNEL void FN(dot_bytes)(const int8_t *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t n, const int16_t *y,
+                             uint32_t *sums) {
     for (ptrdiff_t r = 0; r < rows; ++r, x += stride) {
         int32_t sum = 0;
         for (ptrdiff_t i = 0; i < n; ++i) {
@@ -85,10 +87,11 @@ SA_KERNEL void FN(dot_bytes)(const int8_t *x, ptrdiff_t stride, ptrdiff_t rows, 
     }
 }
 
-/* x·Φ(x), Φ the standard normal distribution, for results that are then rounded to 8 bits. Φ(x) − 1/2 is x times a minimax
- * polynomial of degree 8 in a shifted x², so that Φ is exactly 0 or 1 from ±4.4 on. Absolute error 2.6e-5. */
+/* x·Φ(x), Φ the standard normal distribution, for results that are then rounded to 8 bits. Φ(x) − 1/2 is x times a
+ * minimax polynomial of degree 8 in a shifted x², so that Φ is exactly 0 or 1 from ±4.4 on. Absolute error 2.6e-5. */
 SA_INLINE vec FN(rough_gelu)(vec x) {
-    const vec a = V(min)(V(set1)(4.4f), V(max)(V(set1)(-4.4f), x)), u = V(fma)(a * a, V(set1)(0.103305785f), V(set1)(-1));
+    const vec a = V(min)(V(set1)(4.4f), V(max)(V(set1)(-4.4f), x)),
+              u = V(fma)(a * a, V(set1)(0.103305785f), V(set1)(-1));
     static const double c[] = {2.764743986e-3,  -7.892259397e-3, 1.097206958e-2,  -1.596607454e-2, 2.680917270e-2,
                                -4.009327665e-2, 5.524960160e-2,  -7.861196250e-2, 1.604044437e-1};
     return x * V(min)(V(set1)(1), V(max)(V(set1)(0), V(fma)(a, SA_POLYNOMIAL(u, c), V(set1)(0.5f))));
@@ -117,13 +120,13 @@ SA_INLINE void FN(end_columns)(const sa_compact_ends *e, ptrdiff_t c, ptrdiff_t 
             t = t + FN(load_up_to)(residual + at, columns);
         }
         if (groups == 0) {
-            t = t + V(load)((const float *)(const void *)sums);
+            t = t + V(load)((const void *)sums);
         }
         SA_UNROLL
         for (int g = 0; g < groups; ++g) {
             const char *of_group = sums + g * (SA_MOST_TILE_ROWS * SA_PANEL_COLUMNS * SA_WORD);
             t = V(fma)(V(set1)(row[g].least), offset[g], t);
-            t = V(fma)(V(of_int32)((const int32_t *)(const void *)of_group), V(set1)(row[g].scale) * scale[g], t);
+            t = V(fma)(V(of_int32)((const void *)of_group), V(set1)(row[g].scale) * scale[g], t);
         }
         if (gelu) {
             t = FN(rough_gelu)(t);
@@ -132,13 +135,13 @@ SA_INLINE void FN(end_columns)(const sa_compact_ends *e, ptrdiff_t c, ptrdiff_t 
     }
 }
 
-#define SA_END(groups)                                                                                                         \
-    SA_LEAF void FN(end_tile##groups)(const sa_compact_ends *e) {                                                              \
-        for (ptrdiff_t c = 0; c < e->width; c += SA_LANES) {                                                                   \
-            FN(end_columns)(e, c, e->width - c, groups);                                                                       \
-        }                                                                                                                      \
+#define SA_END(groups)                                                                                                 \
+    SA_LEAF void FN(end_tile##groups)(const sa_compact_ends *e) {                                                      \
+        for (ptrdiff_t c = 0; c < e->width; c += SA_LANES) {                                                           \
+            FN(end_columns)(e, c, e->width - c, groups);                                                               \
+        }                                                                                                              \
     }
-#define SA_END_CASE(groups)                                                                                                    \
+#define SA_END_CASE(groups)                                                                                            \
     case groups: FN(end_tile##groups)(e); break;
 #define SA_ENDS(X) X(0) X(1) X(2) X(3) X(4)
 SA_ENDS(SA_END)
@@ -147,12 +150,12 @@ SA_KERNEL void FN(compact_ends)(const sa_compact_ends *e) {
     switch (e->row == NULL ? 0 : e->groups) { SA_ENDS(SA_END_CASE) }
 }
 
-SA_KERNEL void FN(look_up_compact)(const void *table, const float *scale, const float *always, const float *positions,
-                                   const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x) {
+SA_KERNEL void FN(look_up_compact)(const void *table, const float *scale, const float *token_type_row,
+                                   const float *positions, const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x) {
     for (ptrdiff_t r = 0; r < rows; ++r, x += d) {
         if (scale != NULL) {
             const int8_t *e = (const int8_t *)table + ids[r] * d;
-            const float *own = scale + ids[r] * ((d + SA_GROUP - 1) / SA_GROUP);
+            const float *own = scale + ids[r] * SA_CEIL_DIV(d, SA_GROUP);
             for (ptrdiff_t i = 0; i < d; ++i) {
                 x[i] = own[i / SA_GROUP] * (float)e[i];
             }
@@ -162,8 +165,8 @@ SA_KERNEL void FN(look_up_compact)(const void *table, const float *scale, const 
                 x[i] = sa_float_of_bf16(e[i]);
             }
         }
-        for (ptrdiff_t i = 0; i < d && always != NULL; ++i) {
-            x[i] += always[i];
+        for (ptrdiff_t i = 0; i < d && token_type_row != NULL; ++i) {
+            x[i] += token_type_row[i];
         }
         for (ptrdiff_t i = 0; i < d && positions != NULL; ++i) {
             x[i] += positions[r * d + i];

@@ -1,12 +1,14 @@
-/* Quants as float32. Products of d, scale and q are exact; the sum with m·least is rounded once. Infinities and NaN in d and m
- * propagate. */
+/* Quants as float32. Products of d, scale and q are exact; the sum with m·least is rounded once.
+ * Infinities and NaN in d and m propagate.
+ * Comes after kernels/attention/load.h. */
 #define SA_Q(name) FN(quant_##name)
 #define SA_Q_WORDS uint32_t
 #define SA_Q_AT const uint8_t *
 SA_VERB void SA_Q(gather)(const uint8_t *at, int from, uint32_t *v) { memcpy(v, at + from, 16); }
 SA_VERB uint32_t SA_Q(look_up)(uint32_t q) {
     const uint8_t *v = sa_quant_values;
-    return v[q & 15] | (uint32_t)v[q >> 8 & 15] << 8 | (uint32_t)v[q >> 16 & 15] << 16 | (uint32_t)v[q >> 24 & 15] << 24;
+    return v[q & 15] | (uint32_t)v[q >> 8 & 15] << 8 | (uint32_t)v[q >> 16 & 15] << 16 |
+           (uint32_t)v[q >> 24 & 15] << 24;
 }
 #include "kernels/quant_bits.h"
 
@@ -64,11 +66,11 @@ SA_KERNEL void FN(expand_quants)(sa_quant_type type, const void *from, ptrdiff_t
             *to = sa_float_of_bf16((uint16_t)(p[0] | p[1] << 8));
         }
         break;
-#define SA_EXPAND(kind)                                                                                                        \
-    case SA_QUANT_##kind:                                                                                                      \
-        for (; to < end; to += sa_quant_kinds[SA_QUANT_##kind].numbers, p += sa_quant_kinds[SA_QUANT_##kind].bytes) {          \
-            FN(expand_quant)(&sa_quant_kinds[SA_QUANT_##kind], p, to);                                                         \
-        }                                                                                                                      \
+#define SA_EXPAND(kind)                                                                                                \
+    case SA_QUANT_##kind:                                                                                              \
+        for (; to < end; to += sa_quant_kinds[SA_QUANT_##kind].numbers, p += sa_quant_kinds[SA_QUANT_##kind].bytes) {  \
+            FN(expand_quant)(&sa_quant_kinds[SA_QUANT_##kind], p, to);                                                 \
+        }                                                                                                              \
         break;
         SA_QUANTS(SA_EXPAND)
 #undef SA_EXPAND
@@ -76,7 +78,7 @@ SA_KERNEL void FN(expand_quants)(sa_quant_type type, const void *from, ptrdiff_t
     }
 }
 
-/* ---- rows as digits ------------------------------------------------------------------------------------------------------ */
+/* ---- rows as digits ---------------------------------------------------------------------------------------------- */
 
 /* Below the least maximum, scales would be subnormal. */
 #define SA_LEAST_MAXIMUM 1e-30f
@@ -88,7 +90,7 @@ SA_INLINE int32_t FN(largest_bits)(const float *x, ptrdiff_t n) {
         int32_t bits;
         memcpy(&bits, x + i, sizeof bits);
         bits &= INT32_MAX;
-        largest = bits > largest ? bits : largest;
+        largest = SA_LARGER(bits, largest);
     }
     return largest;
 }
@@ -109,7 +111,7 @@ SA_INLINE void FN(split_piece)(const float *x, const int digits, const float lim
     const int32_t largest = FN(largest_bits)(x, SA_PIECE);
     float most;
     memcpy(&most, &largest, sizeof most);
-    most = most > SA_LEAST_MAXIMUM ? most : SA_LEAST_MAXIMUM;
+    most = SA_LARGER(most, SA_LEAST_MAXIMUM);
     const float inverse = limit / most;
     for (int i = 0; i < SA_PIECE; ++i) {
         const float t = x[i] * inverse;

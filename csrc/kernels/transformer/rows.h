@@ -1,16 +1,17 @@
 /* What the transformer does to rows between products, and the gradients: look-up, sums and norms, activations, rotary
- * positions, means. */
+ * positions, means.
+ * Comes after simd/philox.h and kernels/rowops/backward.h. */
 
-/* x[r] = (table[ids[r]] + always) + positions[r]; NULL stands for zeros. */
-SA_KERNEL void FN(look_up)(const void *table, const void *always, const void *positions, const int64_t *ids, ptrdiff_t rows,
-                           ptrdiff_t d, void *x) {
+/* x[r] = (table[ids[r]] + token_type_row) + positions[r]; NULL means zeros. */
+SA_KERNEL void FN(look_up)(const void *table, const void *token_type_row, const void *positions, const int64_t *ids,
+                           ptrdiff_t rows, ptrdiff_t d, void *x) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
         const real *e = (const real *)table + ids[r] * d;
         real *to = (real *)x + r * d;
         for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
             vec t = FN(load_up_to)(e + i, d - i);
-            if (always != NULL) {
-                t = t + FN(load_up_to)((const real *)always + i, d - i);
+            if (token_type_row != NULL) {
+                t = t + FN(load_up_to)((const real *)token_type_row + i, d - i);
             }
             if (positions != NULL) {
                 t = t + FN(load_up_to)((const real *)positions + r * d + i, d - i);
@@ -21,7 +22,7 @@ SA_KERNEL void FN(look_up)(const void *table, const void *always, const void *po
 }
 
 /* Prepares rows to which a product is added, or writes them with the sums of one of SA_GEMV_COLUMNS columns:
- * to[r] = (bias + residual[r]) + sums[r]; NULL stands for zeros. to and residual have `stride`. */
+ * to[r] = (bias + residual[r]) + sums[r]; NULL means zeros. to and residual have `stride`. */
 SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias,
                               const void *residual, const void *sums) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
@@ -42,8 +43,8 @@ SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdif
     }
 }
 
-/* LayerNorm and RMSNorm as in kernels/rowops/forward.h, scale = 1/√(variance(s) + eps). y may be x or residual; scaled may be
- * x, added or y. */
+/* LayerNorm and RMSNorm as in kernels/rowops/forward.h, scale = 1/√(variance(s) + eps).
+ * y may be x or residual; scaled may be x, added or y. */
 SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
     const ptrdiff_t d = n->d;
     const real *weight = n->weight, *bias = n->bias, *residual = n->residual;
@@ -90,7 +91,8 @@ SA_KERNEL void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *ds
             sum = sum + g;
             along = V(fma)(g, FN(load_up_to)(u + i, d - i), along);
         }
-        const vec mean = V(set1)(n->rms ? 0 : FN(sum_lanes)(sum) / (real)d), slope = V(set1)(FN(sum_lanes)(along) / (real)d);
+        const vec mean = V(set1)(n->rms ? 0 : FN(sum_lanes)(sum) / (real)d),
+                  slope = V(set1)(FN(sum_lanes)(along) / (real)d);
         const vec scale = V(set1)(((const real *)n->scale)[r]);
         for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
             const vec g = FN(load_up_to)(dy_r + i, d - i) * FN(load_up_to)(weight + i, d - i);
@@ -103,7 +105,7 @@ SA_KERNEL void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *ds
     }
 }
 
-/* ---- activations --------------------------------------------------------------------------------------------------------- */
+/* ---- activations ------------------------------------------------------------------------------------------------- */
 
 /* 1/(1 + e^(−x)), from e^(−|x|), which does not overflow. */
 SA_INLINE vec FN(sigmoid)(vec x) {
@@ -171,24 +173,25 @@ SA_INLINE void FN(activate_backward_as)(const sa_active *a, real *d, real *dgate
     }
 }
 
-#define SA_EACH_ACTIVATION(X) X(relu, SA_ACT_RELU) X(gelu, SA_ACT_GELU) X(gelu_tanh, SA_ACT_GELU_TANH) X(silu, SA_ACT_SILU)
-#define SA_ACTIVATION(name, kind)                                                                                              \
-    SA_ONCE void FN(activate_##name)(const sa_active *a, real *to) { FN(activate_as)(a, to, kind); }                           \
-    SA_ONCE void FN(activate_##name##_backward)(const sa_active *a, real *d, real *dgate) {                                    \
-        FN(activate_backward_as)(a, d, dgate, kind);                                                                           \
+#define SA_EACH_ACTIVATION(X)                                                                                          \
+    X(relu, SA_ACT_RELU) X(gelu, SA_ACT_GELU) X(gelu_tanh, SA_ACT_GELU_TANH) X(silu, SA_ACT_SILU)
+#define SA_ACTIVATION(name, kind)                                                                                      \
+    SA_ONCE void FN(activate_##name)(const sa_active *a, real *to) { FN(activate_as)(a, to, kind); }                   \
+    SA_ONCE void FN(activate_##name##_backward)(const sa_active *a, real *d, real *dgate) {                            \
+        FN(activate_backward_as)(a, d, dgate, kind);                                                                   \
     }
 SA_EACH_ACTIVATION(SA_ACTIVATION)
 
 /* to = activation(pre), or activation(gate)·pre. to may be pre. */
 SA_KERNEL void FN(activate)(const sa_active *a, void *to) {
-#define SA_CASE(name, kind)                                                                                                    \
+#define SA_CASE(name, kind)                                                                                            \
     case kind: FN(activate_##name)(a, to); break;
     switch ((int)a->kind) { SA_EACH_ACTIVATION(SA_CASE) }
 #undef SA_CASE
 }
 
 SA_KERNEL void FN(activate_backward)(const sa_active *a, void *d, void *dgate) {
-#define SA_CASE(name, kind)                                                                                                    \
+#define SA_CASE(name, kind)                                                                                            \
     case kind: FN(activate_##name##_backward)(a, d, dgate); break;
     switch ((int)a->kind) { SA_EACH_ACTIVATION(SA_CASE) }
 #undef SA_CASE
@@ -196,7 +199,7 @@ SA_KERNEL void FN(activate_backward)(const sa_active *a, void *d, void *dgate) {
 #undef SA_ACTIVATION
 #undef SA_EACH_ACTIVATION
 
-/* ---- dropout, rotary positions, sums over rows --------------------------------------------------------------------------- */
+/* ---- dropout, rotary positions, sums over rows ------------------------------------------------------------------- */
 
 /* x becomes 0 or x/(1 − p), plus the residual unless that is NULL. A dropped x may be NaN. */
 SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width,
@@ -204,11 +207,12 @@ SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptr
     const double least = rint(t->p * 4294967296.0);
     const bool all = least >= 4294967296.0;
     const vec factor = V(set1)(all ? 0 : (real)(1 / (1 - t->p)));
-    uint32_t index[16], low[16] = {0}, high[16], words[4 * 16 + 16] = {0}; /* a whole vector may be read from any word on */
+    /* A whole vector may be read from any word on. */
+    uint32_t index[16], low[16] = {0}, high[16], words[4 * 16 + 16] = {0};
     for (ptrdiff_t r = 0; r < rows; ++r) {
         const uint64_t row = (uint64_t)(t->first_row + r);
         for (ptrdiff_t c = 0; c < width;) {
-            const ptrdiff_t column = t->first_column + c, from = column % 64, n = 64 - from < width - c ? 64 - from : width - c;
+            const ptrdiff_t column = t->first_column + c, from = column % 64, n = SA_SMALLER(64 - from, width - c);
             for (int i = 0; i < 16; ++i) {
                 index[i] = (uint32_t)(column / 64 * 16 + i);
                 high[i] = (uint32_t)(row >> 32);
@@ -232,21 +236,23 @@ SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptr
 }
 
 /* Rotates the first `rotated` elements of each head of rows 0, 1, … of a sequence, forwards or backwards. */
-SA_KERNEL void FN(rotate_heads)(const sa_rotary *t, void *x, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t width, bool back) {
+SA_KERNEL void FN(rotate_heads)(const sa_rotary *t, void *x, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t width,
+                                bool back) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
-        const real *cos = (const real *)t->cos + r * (t->rotated / 2), *sin = (const real *)t->sin + r * (t->rotated / 2);
+        const real *cos = (const real *)t->cos + r * (t->rotated / 2),
+                   *sin = (const real *)t->sin + r * (t->rotated / 2);
         for (ptrdiff_t h = 0; h < heads; ++h) {
             real *head = (real *)x + (r * heads + h) * width;
             if (back) {
-                FN(rotate)(head, head, t->rotated, cos, sin, t->interleaved, true);
+                FN(rotate)(head, head, t->rotated, cos, sin, t->interleaved, SA_BACKWARDS);
             } else {
-                FN(rotate)(head, head, t->rotated, cos, sin, t->interleaved, false);
+                FN(rotate)(head, head, t->rotated, cos, sin, t->interleaved, SA_FORWARDS);
             }
         }
     }
 }
 
-/* to[c] = factor·Σ_r x[r][c]·times[r][c]; NULL times stands for ones. Sums of 128 rows are added in float64. */
+/* to[c] = factor·Σ_r x[r][c]·times[r][c]; NULL times means ones. Sums of 128 rows are added in float64. */
 SA_INLINE void FN(sum_columns)(const real *x, const real *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
                                double factor, real *to, const int nv) {
     double total[4 * SA_LANES] = {0};
@@ -286,7 +292,8 @@ SA_KERNEL void FN(column_sums)(const void *x, const void *times, ptrdiff_t rows,
                                double factor, void *to) {
     const real *from = x, *by = times;
     real *sums = to;
-    for (; width >= 4 * SA_LANES; width -= 4 * SA_LANES, from += 4 * SA_LANES, sums += 4 * SA_LANES) { /* whole cache lines */
+    /* Whole cache lines. */
+    for (; width >= 4 * SA_LANES; width -= 4 * SA_LANES, from += 4 * SA_LANES, sums += 4 * SA_LANES) {
         FN(sum_columns)(from, by, rows, stride, 4 * SA_LANES, factor, sums, 4);
         by = by == NULL ? NULL : by + 4 * SA_LANES;
     }

@@ -1,6 +1,6 @@
-/* Emulates with AVX2 the instructions of AVX-512, AVX512_BF16, AVX512_VNNI, AVX-VNNI and AMX that the kernels use (make -C csrc
- * emulate). The functions follow the pseudocode of the Intel SDM, volume 2. Rounding and flushing follow MXCSR. The Makefile
- * includes this before an ISA file. */
+/* Emulates with AVX2 the instructions of AVX-512, AVX512_BF16, AVX512_VNNI, AVX-VNNI and AMX that the kernels use (make
+ * -C csrc emulate). The functions follow the pseudocode of the Intel SDM, volume 2. Rounding and flushing follow MXCSR.
+ * The Makefile includes this before an ISA file. */
 #define SA_EMULATED
 #pragma GCC target("avx2,fma,f16c")
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -45,21 +45,21 @@ typedef union {
     uint64_t u64[8];
 } emu_bits;
 
-/* ---- instructions by halves ---------------------------------------------------------------------------------------------- */
+/* ---- instructions by halves -------------------------------------------------------------------------------------- */
 
-#define EMU_HALVES(type, member, name, arguments, each)                                                                        \
-    EMU type _mm512_##name arguments {                                                                                         \
-        emu_bits r;                                                                                                            \
-        for (int i = 0; i < 2; ++i) {                                                                                          \
-            r.half_##member[i] = each;                                                                                         \
-        }                                                                                                                      \
-        return r.member;                                                                                                       \
+#define EMU_HALVES(type, member, name, arguments, each)                                                                \
+    EMU type _mm512_##name arguments {                                                                                 \
+        emu_bits r;                                                                                                    \
+        for (int i = 0; i < 2; ++i) {                                                                                  \
+            r.half_##member[i] = each;                                                                                 \
+        }                                                                                                              \
+        return r.member;                                                                                               \
     }
 #define EMU_PS(x) (((const emu_bits){.ps = (x)}).half_ps[i])
 #define EMU_PD(x) (((const emu_bits){.pd = (x)}).half_pd[i])
 #define EMU_SI(x) (((const emu_bits){.si = (x)}).half_si[i])
-#define EMU_REALS(name)                                                                                                        \
-    EMU_HALVES(__m512, ps, name##_ps, (__m512 a, __m512 b), _mm256_##name##_ps(EMU_PS(a), EMU_PS(b)))                          \
+#define EMU_REALS(name)                                                                                                \
+    EMU_HALVES(__m512, ps, name##_ps, (__m512 a, __m512 b), _mm256_##name##_ps(EMU_PS(a), EMU_PS(b)))                  \
     EMU_HALVES(__m512d, pd, name##_pd, (__m512d a, __m512d b), _mm256_##name##_pd(EMU_PD(a), EMU_PD(b)))
 #define EMU_INTS(name) EMU_HALVES(__m512i, si, name, (__m512i a, __m512i b), _mm256_##name(EMU_SI(a), EMU_SI(b)))
 
@@ -99,15 +99,15 @@ EMU_HALVES(__m512i, si, cvtps_epi32, (__m512 a), _mm256_cvtps_epi32(EMU_PS(a)))
 EMU_HALVES(__m512i, si, rolv_epi32, (__m512i a, __m512i n),
            _mm256_or_si256(_mm256_sllv_epi32(EMU_SI(a), EMU_SI(n)),
                            _mm256_srlv_epi32(EMU_SI(a), _mm256_sub_epi32(_mm256_set1_epi32(32), EMU_SI(n)))))
-#define EMU_PERMUTE(member, permute, a, low, high)                                                                             \
-    ((emu_bits){.half_##member = {permute(((emu_bits){.member = (a)}).half_##member[0], low),                                  \
-                                  permute(((emu_bits){.member = (a)}).half_##member[1], high)}})                               \
+#define EMU_PERMUTE(member, permute, a, low, high)                                                                     \
+    ((emu_bits){.half_##member = {permute(((emu_bits){.member = (a)}).half_##member[0], low),                          \
+                                  permute(((emu_bits){.member = (a)}).half_##member[1], high)}})                       \
         .member
 #define _mm512_permute_ps(a, order) EMU_PERMUTE(ps, _mm256_permute_ps, a, order, order)
 #define _mm512_permute_pd(a, order) EMU_PERMUTE(pd, _mm256_permute_pd, a, (order) & 15, (order) >> 4)
 #define _mm512_permutex_pd(a, order) EMU_PERMUTE(pd, _mm256_permute4x64_pd, a, order, order)
 
-/* ---- bits ------------------------------------------------------------------------------------------------------------ */
+/* ---- bits -------------------------------------------------------------------------------------------------------- */
 
 EMU __m512 _mm512_castsi512_ps(__m512i a) { return (__m512)a; }
 EMU __m512 _mm512_castpd_ps(__m512d a) { return (__m512)a; }
@@ -133,12 +133,12 @@ EMU_HALVES(__m512d, pd, set1_pd, (double x), _mm256_set1_pd(x))
 EMU_HALVES(__m512i, si, set1_epi32, (int x), _mm256_set1_epi32(x))
 EMU_HALVES(__m512i, si, set1_epi16, (short x), _mm256_set1_epi16(x))
 
-#define EMU_MEMORY(type, name)                                                                                                 \
-    EMU type _mm512_loadu_##name(const void *p) {                                                                              \
-        type r;                                                                                                                \
-        memcpy(&r, p, sizeof r);                                                                                               \
-        return r;                                                                                                              \
-    }                                                                                                                          \
+#define EMU_MEMORY(type, name)                                                                                         \
+    EMU type _mm512_loadu_##name(const void *p) {                                                                      \
+        type r;                                                                                                        \
+        memcpy(&r, p, sizeof r);                                                                                       \
+        return r;                                                                                                      \
+    }                                                                                                                  \
     EMU void _mm512_storeu_##name(void *p, type a) { memcpy(p, &a, sizeof a); }
 EMU_MEMORY(__m512, ps)
 EMU_MEMORY(__m512d, pd)
@@ -153,28 +153,28 @@ EMU void _mm512_store_si512(void *p, __m512i a) {
     memcpy(p, &a, sizeof a);
 }
 
-/* ---- masked lanes: other lanes' memory is not accessed ------------------------------------------------------------------- */
+/* ---- masked lanes: other lanes' memory is not accessed ----------------------------------------------------------- */
 
-#define EMU_LANES(count, body)                                                                                                 \
-    for (int i = 0; i < (count); ++i) {                                                                                        \
-        body;                                                                                                                  \
+#define EMU_LANES(count, body)                                                                                         \
+    for (int i = 0; i < (count); ++i) {                                                                                \
+        body;                                                                                                          \
     }
-#define EMU_MASKED(type, member, mask, name, lane, array, count)                                                               \
-    EMU type _mm512_maskz_loadu_##name(mask m, const void *p) {                                                                \
-        emu_bits r = {.si = {0}};                                                                                              \
-        EMU_LANES(count, if (m >> i & 1) memcpy(&r.array[i], (const char *)p + i * sizeof(lane), sizeof(lane)))                \
-        return r.member;                                                                                                       \
-    }                                                                                                                          \
-    EMU void _mm512_mask_storeu_##name(void *p, mask m, type a) {                                                              \
-        const emu_bits x = {.member = a};                                                                                      \
-        EMU_LANES(count, if (m >> i & 1) memcpy((char *)p + i * sizeof(lane), &x.array[i], sizeof(lane)))                      \
-    }                                                                                                                          \
-    EMU type _mm512_mask_blend_##name(mask m, type no, type yes) {                                                             \
-        const emu_bits a = {.member = no}, b = {.member = yes};                                                                \
-        emu_bits r;                                                                                                            \
-        EMU_LANES(count, r.array[i] = m >> i & 1 ? b.array[i] : a.array[i])                                                    \
-        return r.member;                                                                                                       \
-    }                                                                                                                          \
+#define EMU_MASKED(type, member, mask, name, lane, array, count)                                                       \
+    EMU type _mm512_maskz_loadu_##name(mask m, const void *p) {                                                        \
+        emu_bits r = {.si = {0}};                                                                                      \
+        EMU_LANES(count, if (m >> i & 1) memcpy(&r.array[i], (const char *)p + i * sizeof(lane), sizeof(lane)))        \
+        return r.member;                                                                                               \
+    }                                                                                                                  \
+    EMU void _mm512_mask_storeu_##name(void *p, mask m, type a) {                                                      \
+        const emu_bits x = {.member = a};                                                                              \
+        EMU_LANES(count, if (m >> i & 1) memcpy((char *)p + i * sizeof(lane), &x.array[i], sizeof(lane)))              \
+    }                                                                                                                  \
+    EMU type _mm512_mask_blend_##name(mask m, type no, type yes) {                                                     \
+        const emu_bits a = {.member = no}, b = {.member = yes};                                                        \
+        emu_bits r;                                                                                                    \
+        EMU_LANES(count, r.array[i] = m >> i & 1 ? b.array[i] : a.array[i])                                            \
+        return r.member;                                                                                               \
+    }                                                                                                                  \
     EMU type _mm512_maskz_mov_##name(mask m, type a) { return _mm512_mask_blend_##name(m, (type){0}, a); }
 EMU_MASKED(__m512, ps, __mmask16, ps, float, u32, 16)
 EMU_MASKED(__m512d, pd, __mmask8, pd, double, u64, 8)
@@ -184,18 +184,18 @@ EMU __m256i _mm256_maskz_loadu_epi16(__mmask16 m, const void *p) {
     return ((emu_bits){.si = _mm512_maskz_loadu_epi16(m, p)}).half_si[0];
 }
 
-#define EMU_CMP(member, a, b, how, half)                                                                                       \
-    _mm256_movemask_##member(_mm256_cmp_##member(((emu_bits){.member = (a)}).half_##member[half],                              \
+#define EMU_CMP(member, a, b, how, half)                                                                               \
+    _mm256_movemask_##member(_mm256_cmp_##member(((emu_bits){.member = (a)}).half_##member[half],                      \
                                                  ((emu_bits){.member = (b)}).half_##member[half], how))
 #define _mm512_cmp_ps_mask(a, b, how) ((__mmask16)(EMU_CMP(ps, a, b, how, 0) | EMU_CMP(ps, a, b, how, 1) << 8))
 #define _mm512_cmp_pd_mask(a, b, how) ((__mmask8)(EMU_CMP(pd, a, b, how, 0) | EMU_CMP(pd, a, b, how, 1) << 4))
 #define _mm512_mask_cmp_ps_mask(m, a, b, how) ((__mmask16)((m) & _mm512_cmp_ps_mask(a, b, how)))
-#define EMU_TEST(mask, name, array, count, holds)                                                                              \
-    EMU mask _mm512_##name(__m512i a, __m512i b) {                                                                             \
-        const emu_bits x = {.si = a}, y = {.si = b};                                                                           \
-        mask r = 0;                                                                                                            \
-        EMU_LANES(count, r |= (mask)((mask)(x.array[i] holds y.array[i] ? 1 : 0) << i))                                        \
-        return r;                                                                                                              \
+#define EMU_TEST(mask, name, array, count, holds)                                                                      \
+    EMU mask _mm512_##name(__m512i a, __m512i b) {                                                                     \
+        const emu_bits x = {.si = a}, y = {.si = b};                                                                   \
+        mask r = 0;                                                                                                    \
+        EMU_LANES(count, r |= (mask)((mask)(x.array[i] holds y.array[i] ? 1 : 0) << i))                                \
+        return r;                                                                                                      \
     }
 EMU_TEST(__mmask16, cmpge_epu32_mask, u32, 16, >=)
 EMU_TEST(__mmask16, test_epi32_mask, u32, 16, &)
@@ -212,7 +212,7 @@ EMU __mmask32 _mm256_test_epi8_mask(__m256i a, __m256i b) {
     return ~(__mmask32)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_and_si256(a, b), _mm256_setzero_si256()));
 }
 
-/* ---- other widths ---------------------------------------------------------------------------------------------------- */
+/* ---- other widths ------------------------------------------------------------------------------------------------ */
 
 EMU __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int order) {
     const emu_bits x = {.ps = a}, y = {.ps = b};
@@ -265,15 +265,15 @@ EMU __m512i _mm512_broadcast_i32x4(__m128i a) {
     return ((emu_bits){.half_si = {_mm256_broadcastsi128_si256(a), _mm256_broadcastsi128_si256(a)}}).si;
 }
 EMU __m512 _mm512_cvtph_ps(__m256i a) {
-    return ((emu_bits){
-                .half_ps = {_mm256_cvtph_ps(_mm256_castsi256_si128(a)), _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1))}})
+    return ((emu_bits){.half_ps = {_mm256_cvtph_ps(_mm256_castsi256_si128(a)),
+                                   _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1))}})
         .ps;
 }
-#define _mm512_cvtps_ph(a, how)                                                                                                \
-    _mm256_set_m128i(_mm256_cvtps_ph(((emu_bits){.ps = (a)}).half_ps[1], (how) & 7),                                           \
+#define _mm512_cvtps_ph(a, how)                                                                                        \
+    _mm256_set_m128i(_mm256_cvtps_ph(((emu_bits){.ps = (a)}).half_ps[1], (how) & 7),                                   \
                      _mm256_cvtps_ph(((emu_bits){.ps = (a)}).half_ps[0], (how) & 7))
 
-/* ---- powers of two --------------------------------------------------------------------------------------------------- */
+/* ---- powers of two ----------------------------------------------------------------------------------------------- */
 
 /* VREDUCE to the nearest integer; an infinity leaves 0. */
 EMU double emu_reduce(double x) { return isinf(x) ? 0.0 : x - rint(x); }
@@ -313,7 +313,7 @@ EMU __m512d _mm512_maskz_scalef_pd(__mmask8 m, __m512d a, __m512d b) {
 }
 EMU __m512 _mm512_scalef_ps(__m512 a, __m512 b) { return _mm512_maskz_scalef_ps(0xffff, a, b); }
 
-/* ---- products of bfloat16: rounded to nearest, subnormals are 0, MXCSR is ignored ---------------------------------------- */
+/* ---- products of bfloat16: rounded to nearest, subnormals are 0, MXCSR is ignored -------------------------------- */
 
 EMU_INLINE float emu_bf16(uint32_t high) {
     float r;
@@ -352,7 +352,7 @@ EMU __m512i _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
     return r.si;
 }
 
-/* ---- products of int8: modulo 2^32 ----------------------------------------------------------------------------------- */
+/* ---- products of int8: modulo 2^32 ------------------------------------------------------------------------------- */
 
 EMU_INLINE uint32_t emu_dot_int8(uint32_t sum, uint32_t x, uint32_t w) { /* products of uint8 and int8 */
     for (int i = 0; i < 32; i += 8) {
@@ -370,7 +370,7 @@ EMU __m256i _mm256_dpbusd_avx_epi32(__m256i sum, __m256i a, __m256i b) {
     return ((emu_bits){.si = _mm512_dpbusd_epi32(emu_low_half(sum), emu_low_half(a), emu_low_half(b))}).half_si[0];
 }
 
-/* ---- AMX ------------------------------------------------------------------------------------------------------------- */
+/* ---- AMX --------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     struct {
@@ -446,7 +446,8 @@ EMU void _tile_dpbusd(int c, int a, int b) { /* TDPBUSD */
     for (int i = 0; i < rows[c]; ++i) {
         for (int l = 0; l < bytes[c] / 4; ++l) {
             for (int k = 0; k < bytes[a] / 4; ++k) {
-                emu_unit.tile[c][i][l] = emu_dot_int8(emu_unit.tile[c][i][l], emu_unit.tile[a][i][k], emu_unit.tile[b][k][l]);
+                emu_unit.tile[c][i][l] =
+                    emu_dot_int8(emu_unit.tile[c][i][l], emu_unit.tile[a][i][k], emu_unit.tile[b][k][l]);
             }
         }
     }

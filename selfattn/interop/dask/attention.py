@@ -13,13 +13,13 @@ import numpy as np
 from selfattn import _core
 from selfattn._check import Array, seed_from_rng
 from selfattn._extras import import_extra
-from selfattn._gradients import AttentionGradients, check_wrt
-from selfattn.functional._gradients import WRT, apart, gradient_dtype, sum_to_shape
-from selfattn.functional._options import AttentionOptions, takes
-from selfattn.functional.attention import HEADS, attention_backward
+from selfattn._gradient_tuples import AttentionGradients, check_wrt
+from selfattn.functional._gradients import gradient_dtype, sum_to_shape
+from selfattn.functional._options import AttentionOptions, accept_options
+from selfattn.functional.attention import WRT, attention_backward
 from selfattn.functional.block_mask import BlockMask
 from selfattn.functional.merge import merge_attention
-from selfattn.interop.dask._workers import on_worker, task, tree
+from selfattn.interop.dask.workers import on_worker, task, tree
 
 dask: Any = import_extra("dask", "dask")
 da: Any = import_extra("dask.array", "dask")
@@ -32,7 +32,7 @@ _Chunks: TypeAlias = tuple[tuple[int, ...], ...]
 _PER_HEAD = ("alibi_slopes", "sinks", "key_lengths")
 
 
-@takes(AttentionOptions)
+@accept_options(AttentionOptions)
 def scaled_dot_product_attention(
     query: Any,
     key: Any,
@@ -44,11 +44,13 @@ def scaled_dot_product_attention(
     return_lse: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Any:
-    """Compute attention over Dask's arrays: :func:`selfattn.scaled_dot_product_attention` for queries and keys in chunks.
+    """Compute attention over Dask's arrays, with queries and keys in chunks.
 
-    Each chunk of queries meets each chunk of keys in a task of its own, unless the causal rule, the window, the key lengths or the
-    block mask close all pairs of the two: then neither is sent. Partial results are merged by their log-sum-exp, four at a time,
-    in the order of the keys.
+    It is :func:`selfattn.scaled_dot_product_attention` for them.
+
+    Each chunk of queries meets each chunk of keys in a task of its own, unless the causal rule, the window, the key
+    lengths or the block mask close all pairs of the two: then neither is sent. Partial results are merged by their
+    log-sum-exp, four at a time, in the order of the keys.
 
     Parameters
     ----------
@@ -67,13 +69,15 @@ def scaled_dot_product_attention(
     Raises
     ------
     TypeError, ValueError
-        As selfattn's function, before anything is computed; lengths, slopes and sinks that are Dask's arrays: they are small.
+        As selfattn's function, before anything is computed; lengths, slopes and sinks that are Dask's arrays: they
+        are small.
 
     Notes
     -----
-    The result has the same bits on any scheduler, and for any number of workers and threads. It depends on the chunks of the keys,
-    by rounding: sums are merged in another order. Dropout drops what the function drops, since it counts absolute positions; keys
-    are then cut at multiples of four, and axes that would break the count of heads into chunks of 1.
+    The result has the same bits on any scheduler, and for any number of workers and threads. It depends on the chunks
+    of the keys, by rounding: sums are merged in another order. Dropout drops what the function drops, since it counts
+    absolute positions; keys are then cut at multiples of four, and axes that would break the count of heads into
+    chunks of 1.
 
     References
     ----------
@@ -93,7 +97,7 @@ def scaled_dot_product_attention(
     return (out, lse) if return_lse else out
 
 
-@takes(AttentionOptions, scaled_dot_product_attention)
+@accept_options(AttentionOptions, scaled_dot_product_attention)
 def scaled_dot_product_attention_vjp(
     query: Any,
     key: Any,
@@ -121,8 +125,8 @@ def scaled_dot_product_attention_vjp(
 
     Notes
     -----
-    A tile of the backward pass needs the merged output and log-sum-exp of its queries. What it adds to the gradients is summed
-    in a tree of fixed order.
+    A tile of the backward pass needs the merged output and log-sum-exp of its queries. What it adds to the gradients
+    is summed in a tree of fixed order.
 
     References
     ----------
@@ -134,7 +138,8 @@ def scaled_dot_product_attention_vjp(
     >>> from selfattn.interop.dask import scaled_dot_product_attention_vjp
     >>> q = k = v = da.ones((6, 4), chunks=(2, 4))
     >>> out, pullback = scaled_dot_product_attention_vjp(q, k, v, is_causal=True)
-    >>> round(pullback(da.ones_like(out)).value.sum().compute().item(), 9)
+    >>> dq, dk, dv = pullback(da.ones_like(out))
+    >>> round(dv.sum().compute().item(), 9)
     24.0
     """
     names = check_wrt(wrt, WRT)
@@ -254,7 +259,10 @@ class _Tiles:
         )
 
     def _tiles(self) -> Iterator[tuple[_Index, dict[int, tuple[Any, ...]]]]:
-        """Return the index of each block of queries, with what the tasks of its tiles take, by the number of the keys' block."""
+        """Return the index of each block of queries, with what the tasks of its tiles take.
+
+        What they take is by the number of the keys' block.
+        """
         blocks = np.ndindex(self.blocks[0].shape)
         for index, (*lead, rows) in zip(blocks, slices_from_chunks(self.chunks), strict=True):
             at = tuple(lead)
@@ -304,13 +312,13 @@ class _Tiles:
                 for name, share in zip(names, found, strict=True):
                     place = (*index, 0) if name == "query" else (*index[:-1], n, 0)
                     shares[name].setdefault(place, []).append(share)
-        gradients, add = dict.fromkeys(WRT), dask.delayed(sum, pure=True)
+        gradients, add = {}, dask.delayed(sum, pure=True)
         for name, cut, given in zip(WRT, self.arrays, self.given, strict=True):
             if name in names:
                 sums = {index: tree(add, parts) for index, parts in shares[name].items()}
                 whole = sum_to_shape(_assembled(sums, cut.chunks, self.wide), given.shape)
                 gradients[name] = whole.astype(gradient_dtype(np.empty(0, given.dtype)))
-        return AttentionGradients(**gradients)
+        return AttentionGradients(**{name: gradients[name] for name in names})
 
 
 def _gradient(name: str, grad: Any, chunks: _Chunks) -> Array:
@@ -351,9 +359,15 @@ def merge(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 @on_worker
 def pull_back(
-    names: tuple[str, ...], merged: tuple[Array, Array], grad_out: Array | None, grad_lse: Array | None,
-    q: Array, k: Array, v: Array, *others: Any,
-) -> tuple[Array, ...]:  # fmt: skip
+    names: tuple[str, ...],
+    merged: tuple[Array, Array],
+    grad_out: Array | None,
+    grad_lse: Array | None,
+    q: Array,
+    k: Array,
+    v: Array,
+    *others: Any,
+) -> tuple[Array, ...]:
     """Return what a tile adds to the gradients: its weights are exp(score - lse), with the merged lse of its rows."""
     out, lse = merged
     closed = lse == -np.inf
@@ -361,8 +375,14 @@ def pull_back(
     statistics = np.stack([top, ~closed], axis=-1).astype(out.dtype)
     q, k, v = (x.astype(out.dtype, copy=False) for x in (q, k, v))  # what is summed has no 16 bits
     grad_out = np.zeros_like(out) if grad_out is None else grad_out.astype(out.dtype, copy=False)
-    found = attention_backward(
-        q, apart(k, HEADS), apart(v, HEADS), names=names, grad_out=grad_out, grad_lse=grad_lse, out=out,
-        statistics=statistics, **_options(*others),
-    )  # fmt: skip
-    return tuple(getattr(found, name) for name in names)
+    return attention_backward(
+        q,
+        k,
+        v,
+        names=names,
+        out=out,
+        statistics=statistics,
+        grad_out=grad_out,
+        grad_lse=grad_lse,
+        **_options(*others),
+    )

@@ -12,32 +12,34 @@ import numpy as np
 import selfattn
 from selfattn._check import Array, check_size, seed_from_rng
 from selfattn._extras import import_extra
-from selfattn.interop.dask._workers import on_worker, tree
+from selfattn.interop.dask.workers import on_worker, tree
 from selfattn.nn import add_gradients
 from selfattn.random import TorchGenerator
-from selfattn.training.checkpoint import generators
-from selfattn.training.loop import objective_of
+from selfattn.training.generators import generators
+from selfattn.training.objectives import objective_of
 
 
 class reducer:  # noqa: N801 # a function for users
-    """Compute the loss of a batch and its gradients in shares: the argument ``reduce`` of :func:`selfattn.training.fit`.
+    """Compute the loss of a batch and its gradients in shares.
 
-    A batch is cut along the first axis of each array (layers need ``batch_first=True``) into ``shares`` pieces, whatever the number
-    of workers. Each is computed by some worker, and workers sum their gradients in a tree over the pieces, so the weights have
-    the same bits for any number of workers, also if one dies.
+    It is the argument ``reduce`` of :func:`selfattn.training.fit`.
+
+    A batch is cut along the first axis of each array (layers need ``batch_first=True``) into ``shares`` pieces,
+    whatever the number of workers. Each is computed by some worker, and workers sum their gradients in a tree over
+    the pieces, so the weights have the same bits for any number of workers, also if one dies.
 
     Parameters
     ----------
     client : distributed.Client
     shares : int, default 8
-        A batch of fewer items has fewer pieces. The loss is the mean over the items: a loss that is a mean over something else, such
-        as the tokens that are not ignored, weights each piece by its items.
+        A batch of fewer items has fewer pieces. The loss is the mean over the items: a loss that is a mean over
+        something else, such as the tokens that are not ignored, weights each piece by its items.
 
     Notes
     -----
-    With each batch a worker receives the model, and holds gradients of up to four pieces, and what the backward pass of one
-    piece keeps, once for each of its threads; the client receives one sum. Layers that drop draw from generators of their own for each piece, whose seeds
-    come from the model's generators.
+    With each batch a worker receives the model, and holds gradients of up to four pieces, and what the backward pass
+    of one piece keeps, once for each of its threads; the client receives one sum. Layers that drop draw from
+    generators of their own for each piece, whose seeds come from the model's generators.
 
     Examples
     --------
@@ -70,7 +72,8 @@ class reducer:  # noqa: N801 # a function for users
                 try:
                     total.result(2)
                 except TimeoutError:
-                    # If all workers died at once, Dask keeps tasks for their addresses for ever, though others may have them.
+                    # If all workers died at once, Dask keeps tasks for their addresses for ever, though others may
+                    # have them.
                     alive = self.client.nthreads().keys()
                     lost = bool(workers and alive) and alive.isdisjoint(workers)
             if total.done():
@@ -85,7 +88,8 @@ class reducer:  # noqa: N801 # a function for users
         sent = self._submit(workers[0], held, np.frombuffer(pickled, np.uint8))
         parts = []
         for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
-            # Neighbours have one worker, which sums them; without a place all would wait for the one that has the model.
+            # Neighbours have one worker, which sums them; without a place all would wait for the one that has the
+            # model.
             worker = workers[n * len(workers) // (len(cuts) - 1)]
             piece = _piece(batch, begin, end)
             parts.append(self._submit(worker, share, sent, [seed, n], (end - begin) / cuts[-1], piece))

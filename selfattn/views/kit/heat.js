@@ -1,6 +1,7 @@
 /*
- * A small matrix as a table of coloured numbers: Tab reaches one, arrow keys the others. Dragging sideways, + and -, or Enter
- * and typing change an editable number; a click changes a cell of a mask. Larger matrices are pictures: see pictures.js.
+ * A small matrix as a table of coloured numbers: Tab reaches one, arrow keys the others. Dragging sideways, + and -, or
+ * Enter and typing change an editable number; a click changes a cell of a mask. Larger matrices are pictures: see
+ * pictures.js.
  */
 
 /**
@@ -39,10 +40,28 @@ class Heat {
     this.options = options;
     this.cells = range(options.rows).map((i) => range(options.columns).map((j) => this.cell(i, j)));
     const corner = () => (options.rowLabels ? [element("td")] : []);
-    const head = options.columnLabels &&
-      element("thead", {}, element("tr", {}, ...corner(), ...options.columnLabels.map((label) => element("th", { scope: "col", title: label }, label))));
+    const head =
+      options.columnLabels &&
+      element(
+        "thead",
+        {},
+        element(
+          "tr",
+          {},
+          ...corner(),
+          ...options.columnLabels.map((label) => element("th", { scope: "col", title: label }, label)),
+        ),
+      );
     this.lines = this.cells.map((cells, i) =>
-      element("tr", {}, ...(options.rowLabels ? [element("th", { scope: "row", title: options.rowLabels[i] }, options.rowLabels[i])] : []), ...cells));
+      element(
+        "tr",
+        {},
+        ...(options.rowLabels
+          ? [element("th", { scope: "row", title: options.rowLabels[i] }, options.rowLabels[i])]
+          : []),
+        ...cells,
+      ),
+    );
     this.node = element("table", {
       className: `sa-heat${options.edit ? " sa-editable" : ""}`, role: "grid", ariaLabel: options.name,
       ariaReadOnly: String(!options.edit), data: { side: String(options.side ?? 0) },
@@ -60,13 +79,18 @@ class Heat {
 
   listen() {
     const { point, edit, toggle, asks } = this.options;
-    /** @type {<T extends keyof HTMLElementEventMap>(type: T, act: (place: Place, event: HTMLElementEventMap[T]) => void) => void} */
+    /**
+     * @type {<T extends keyof HTMLElementEventMap>(type: T,
+     *   act: (place: Place, event: HTMLElementEventMap[T]) => void) => void}
+     */
     const on = (type, act) => this.node.addEventListener(type, (event) => {
       const place = event.target && this.places.get(event.target);
       if (place) act(place, event);
     });
     for (const name of /** @type {const} */ (["pointerover", "focusin"])) on(name, (place) => point?.(place));
-    for (const name of /** @type {const} */ (["pointerleave", "focusout"])) this.node.addEventListener(name, () => point?.(null));
+    for (const name of /** @type {const} */ (["pointerleave", "focusout"])) {
+      this.node.addEventListener(name, () => point?.(null));
+    }
     on("keydown", (place, event) => {
       if (!isForeign(event) && this.key(event.key, place)) event.preventDefault();
     });

@@ -1,6 +1,6 @@
 /*
- * What every page has: elements and sentences, which take tokens as text and never as markup; arrow keys within a group, of
- * which Tab reaches one element; light or dark; the start of its views.
+ * What every page has: elements and sentences, which take tokens as text and never as markup; arrow keys within a
+ * group, of which Tab reaches one element; light or dark; the start of its views.
  */
 
 /** @typedef {{ i: number, j: number }} Place a number of a matrix */
@@ -73,7 +73,12 @@ function listed(parts, and) {
 function destination(key, i, j, rows, columns) {
   /** @type {Record<string, [number, number]>} */
   const moves = {
-    ArrowUp: [i - 1, j], ArrowDown: [i + 1, j], ArrowLeft: [i, j - 1], ArrowRight: [i, j + 1], Home: [i, 0], End: [i, columns - 1],
+    ArrowUp: [i - 1, j],
+    ArrowDown: [i + 1, j],
+    ArrowLeft: [i, j - 1],
+    ArrowRight: [i, j + 1],
+    Home: [i, 0],
+    End: [i, columns - 1],
   };
   if (!Object.hasOwn(moves, key)) return null;
   return [clamp(moves[key][0], 0, rows - 1), clamp(moves[key][1], 0, columns - 1)];
@@ -93,7 +98,10 @@ function moveFocus(group, target) {
 function moveAlong(row, buttons, go) {
   row.addEventListener("keydown", (event) => {
     const all = buttons(), n = all.findIndex((button) => button === event.target);
-    const to = n < 0 || isForeign(event) || ["ArrowUp", "ArrowDown"].includes(event.key) ? null : destination(event.key, 0, n, 1, all.length);
+    const to =
+      n < 0 || isForeign(event) || ["ArrowUp", "ArrowDown"].includes(event.key)
+        ? null
+        : destination(event.key, 0, n, 1, all.length);
     if (!to) return;
     event.preventDefault();
     go(to[1]);
@@ -109,7 +117,8 @@ function isForeign(event) {
 
 /**
  * Let a number be typed into a cell; `done` gets the text, null after Escape, and whether a key ended the typing.
- * @type {(td: HTMLElement, value: number | "", name: string, done: (text: string | null, byKey: boolean) => void) => void}
+ * @type {(td: HTMLElement, value: number | "", name: string, done: (text: string | null, byKey: boolean) => void) =>
+ *   void}
  */
 function typeInto(td, value, name, done) {
   const field = element("input", { value: String(value), ariaLabel: name, inputMode: "decimal" });
@@ -131,16 +140,26 @@ function typeInto(td, value, name, done) {
   field.select();
 }
 
-/** @type {(event: MouseEvent, picture: HTMLElement, rows: number, columns: number) => Place} the number at the pointer */
+/**
+ * The number at the pointer.
+ * @type {(event: MouseEvent, picture: HTMLElement, rows: number, columns: number) => Place}
+ */
 function placeIn({ clientX, clientY }, picture, rows, columns) {
   const box = picture.getBoundingClientRect();
   const along = (/** @type {number} */ part, /** @type {number} */ n) => clamp(Math.floor(part * n), 0, n - 1);
   return { i: along((clientY - box.top) / box.height, rows), j: along((clientX - box.left) / box.width, columns) };
 }
 
-/** @type {(name: string, options: string[], first: number, choose: (n: number) => void) => HTMLLabelElement} a named list */
+/**
+ * A named list.
+ * @type {(name: string, options: string[], first: number, choose: (n: number) => void) => HTMLLabelElement}
+ */
 function chooser(name, options, first, choose) {
-  const list = element("select", { onchange: () => choose(list.selectedIndex) }, ...options.map((text, n) => element("option", { selected: n === first }, text)));
+  const list = element(
+    "select",
+    { onchange: () => choose(list.selectedIndex) },
+    ...options.map((text, n) => element("option", { selected: n === first }, text)),
+  );
   return element("label", {}, `${name} `, list);
 }
 
@@ -158,7 +177,11 @@ function otherViews(root) {
   } }, other.dataset.name ?? ""));
 }
 
-/** @type {(root: HTMLElement, texts: Record<string, string>, changed: () => void, ...more: HTMLElement[]) => HTMLElement} buttons of the page, for colours and sizes; paper has its own */
+/**
+ * Buttons of the page, for colours and sizes; paper has its own.
+ * @type {(root: HTMLElement, texts: Record<string, string>, changed: () => void, ...more: HTMLElement[]) =>
+ *   HTMLElement}
+ */
 function tools(root, texts, changed, ...more) {
   let { theme: before } = root.dataset;
   const onPaper = (/** @type {boolean} */ on) => {
@@ -172,29 +195,55 @@ function tools(root, texts, changed, ...more) {
       strip.style.setProperty("zoom", on ? String(Math.min(1, strip.clientWidth / strip.scrollWidth) || 1) : "");
     }
   };
-  for (const name of ["beforeprint", "afterprint"]) window.addEventListener(name, () => onPaper(name === "beforeprint"));
+  for (const name of ["beforeprint", "afterprint"]) {
+    window.addEventListener(name, () => onPaper(name === "beforeprint"));
+  }
   const theme = button({ data: { do: "theme" }, title: texts.theme, ariaLabel: texts.theme, onclick: () => {
     root.dataset.theme = getComputedStyle(root).getPropertyValue("--dark").trim() === "1" ? "light" : "dark";
     changed();
   } }, "◐");
-  const larger = button({ data: { do: "projector" }, title: texts.projector, ariaLabel: texts.projector, ariaPressed: "false", onclick: () => {
-    larger.ariaPressed = String(root.toggleAttribute("data-projector"));
-    changed();
-  } }, "A", element("small", {}, "A"));
+  const larger = button(
+    {
+      data: { do: "projector" },
+      title: texts.projector,
+      ariaLabel: texts.projector,
+      ariaPressed: "false",
+      onclick: () => {
+        larger.ariaPressed = String(root.toggleAttribute("data-projector"));
+        changed();
+      },
+    },
+    "A",
+    element("small", {}, "A"),
+  );
   // Other pages of a folder that `selfattn pages` wrote; the one in another language opens the same lesson.
   const others = /** @type {NodeListOf<HTMLLinkElement>} */ (document.head.querySelectorAll("link[hreflang]"));
-  const lang = new URLSearchParams(location.hash.slice(1)).get("lang"), own = [...others].find(({ rel, hreflang }) => rel === "alternate" && hreflang === lang);
+  const lang = new URLSearchParams(location.hash.slice(1)).get("lang"),
+    own = [...others].find(({ rel, hreflang }) => rel === "alternate" && hreflang === lang);
   if (own) location.replace(own.href + location.hash);
-  const links = [..."alone" in root.dataset ? others : []].map(({ rel, hreflang, href, title }) => element("a", {
-    href, hreflang, onclick: (/** @type {Event} */ event) => {
-      if (rel === "alternate") /** @type {HTMLAnchorElement} */ (event.currentTarget).hash = location.hash.replace(/&?\blang=\w+/, "");
-    } }, title));
+  const links = [...("alone" in root.dataset ? others : [])].map(({ rel, hreflang, href, title }) =>
+    element(
+      "a",
+      {
+        href,
+        hreflang,
+        onclick: (/** @type {Event} */ event) => {
+          if (rel === "alternate") {
+            /** @type {HTMLAnchorElement} */ (event.currentTarget).hash = location.hash.replace(/&?\blang=\w+/, "");
+          }
+        },
+      },
+      title,
+    ),
+  );
   return element("div", { className: "sa-tools" }, ...links, ...more, ...otherViews(root), theme, larger);
 }
 
 /**
- * The first line of a page that its script draws: its title, with `more` in small letters after it, what to look for, and tools.
- * @type {(root: HTMLElement, texts: Record<string, string>, look: HTMLElement, more: string, changed: () => void) => HTMLElement}
+ * The first line of a page that its script draws: its title, with `more` in small letters after it, what to look for,
+ * and tools.
+ * @type {(root: HTMLElement, texts: Record<string, string>, look: HTMLElement, more: string, changed: () => void) =>
+ *   HTMLElement}
  */
 function topOf(root, texts, look, more, changed) {
   const title = element("h1", {}, ...root.querySelector("h1")?.childNodes ?? []);
@@ -211,7 +260,10 @@ function announce(root, chosen) {
   root.dispatchEvent(new CustomEvent("sa-chosen", { bubbles: true, detail: chosen }));
 }
 
-/** @type {(target: Element, block: ScrollLogicalPosition) => void} scroll there, smoothly unless motion is to be reduced */
+/**
+ * Scroll there, smoothly unless motion is to be reduced.
+ * @type {(target: Element, block: ScrollLogicalPosition) => void}
+ */
 const bring = (target, block) => target.scrollIntoView({ block, behavior: isStill() ? "auto" : "smooth" });
 
 const isStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

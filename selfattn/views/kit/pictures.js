@@ -1,13 +1,17 @@
 /*
- * Numbers as pictures: colours, a matrix as squares on a canvas, numbers on lines, probabilities as bars. kit.css has the hues,
- * this file their strengths.
+ * Numbers as pictures: colours, a matrix as squares on a canvas, numbers on lines, probabilities as bars. kit.css has
+ * the hues, this file their strengths.
  *
- * "signed": green above zero, purple below. "share": a weight, in the colour of its text (0 or 1). "mask": dark where it is 0.
+ * "signed": green above zero, purple below. "share": a weight, in the colour of its text (0 or 1). "mask": dark where
+ * it is 0.
  */
 
 /** @typedef {"signed" | "share" | "mask"} Kind */
 
-/** @type {(target: HTMLElement, value: number, size: number, kind: Kind) => void} the colour of a number: the whole hue at `size` */
+/**
+ * The colour of a number: the whole hue at `size`.
+ * @type {(target: HTMLElement, value: number, size: number, kind: Kind) => void}
+ */
 function tint(target, value, size, kind) {
   target.style.setProperty("--strength", strengthOf(value, size).toFixed(3));
   target.dataset.tone = toneOf(value, kind);
@@ -27,7 +31,8 @@ function toneOf(value, kind) {
 const STRENGTHS = 32;
 
 /**
- * The colours that a canvas needs, read from the style of an element that is in the page: for each tone, from weak to strong.
+ * The colours that a canvas needs, read from the style of an element that is in the page: for each tone, from weak to
+ * strong.
  * @param {HTMLElement} place inside the view, and inside the text's side
  * @returns {Record<string, string[]>}
  */
@@ -65,7 +70,8 @@ function pixelColours(root) {
   const panel = rgb("--panel"), texts = [rgb("--text0"), rgb("--text1")], paper = rgb("--paper");
   probe.remove();
   const packed = (/** @type {number[]} */ [red, green, blue]) => red | (green << 8) | (blue << 16) | (255 << 24);
-  const mixed = (/** @type {number[]} */ to, /** @type {number} */ part) => packed(panel.map((from, n) => Math.round(from + (to[n] - from) * part)));
+  const mixed = (/** @type {number[]} */ to, /** @type {number} */ part) =>
+    packed(panel.map((from, n) => Math.round(from + (to[n] - from) * part)));
   const scale = texts.map((to) => range(256).map((n) => mixed(to, n / 255)));
   return {
     paper: packed(paper),
@@ -74,13 +80,16 @@ function pixelColours(root) {
     /** @param {number} side @param {number} weight 0 to 1 */
     weight: (side, weight) => scale[side][Math.round(255 * Math.sqrt(Math.min(1, weight)))],
     /** @param {number} difference −1 to 1 */
-    difference: (difference) => scale[difference < 0 ? 0 : 1][Math.round(255 * Math.min(1, Math.abs(difference)) ** 0.75)],
+    difference: (difference) =>
+      scale[difference < 0 ? 0 : 1][Math.round(255 * Math.min(1, Math.abs(difference)) ** 0.75)],
   };
 }
 
 /** @typedef {ReturnType<typeof pixelColours>} PixelColours */
 
-/** @type {(canvas: HTMLCanvasElement, rows: number, columns: number, colour: (i: number, j: number) => number) => void} */
+/**
+ * @type {(canvas: HTMLCanvasElement, rows: number, columns: number, colour: (i: number, j: number) => number) => void}
+ */
 function paint(canvas, rows, columns, colour) {
   canvas.width = Math.max(1, columns);
   canvas.height = Math.max(1, rows);
@@ -106,7 +115,12 @@ class Picture {
   /** @param {PictureOptions} options */
   constructor(options) {
     const { name, rows, columns, side = 0, point } = (this.options = options);
-    this.canvas = element("canvas", { width: Math.max(1, columns), height: Math.max(1, rows), role: "img", ariaLabel: name });
+    this.canvas = element("canvas", {
+      width: Math.max(1, columns),
+      height: Math.max(1, rows),
+      role: "img",
+      ariaLabel: name,
+    });
     this.line = element("i", { className: "sa-map-row" });
     this.node = element("div", { className: "sa-map", data: { side: String(side) } }, this.canvas, this.line);
     this.node.style.aspectRatio = `${Math.max(1, columns)} / ${Math.max(1, rows)}`;
@@ -154,12 +168,14 @@ class HeatMap extends Picture {
 /**
  * @typedef {object} Mark
  * @property {number} value
- * @property {string} look class: "sa-mark-0" a disc, "sa-mark-1" a square, in the colours of the texts; "sa-mark-part" a ring
+ * @property {string} look class: "sa-mark-0" a disc, "sa-mark-1" a square, in the colours of the texts; "sa-mark-part"
+ *   a ring
  * @property {number} [size] radius, in pixels
  * @property {string} [text] above it
  */
 
-const WIDE = 224, LEFT = 26, RIGHT = 212, TOP = 7; // the drawing's width, the ends of lines, and room above the first line
+// The drawing's width, the ends of lines, and room above the first line.
+const WIDE = 224, LEFT = 26, RIGHT = 212, TOP = 7;
 
 class NumberLines {
   constructor() {
@@ -174,7 +190,16 @@ class NumberLines {
     const step = lines.length > 3 ? 30 : 36;
     this.node.setAttribute("viewBox", `0 0 ${WIDE} ${Math.max(1, TOP + lines.length * step)}`);
     this.node.setAttribute("aria-label", description);
-    this.node.replaceChildren(...lines.flatMap(({ name, marks }, n) => this.line(name, marks.filter(({ value }) => Number.isFinite(value)), TOP + n * step + step - 13, at)));
+    this.node.replaceChildren(
+      ...lines.flatMap(({ name, marks }, n) =>
+        this.line(
+          name,
+          marks.filter(({ value }) => Number.isFinite(value)),
+          TOP + n * step + step - 13,
+          at,
+        ),
+      ),
+    );
   }
 
   /** @type {(name: string, marks: Mark[], y: number, at: (value: number) => number) => SVGElement[]} */
@@ -185,12 +210,22 @@ class NumberLines {
       shape("line", { x1: LEFT, x2: RIGHT, y1: y, y2: y, class: "sa-axis" }),
     ];
     const ends = marks.filter(({ look }) => look !== "sa-mark-part");
-    if (ends.length === 2) drawn.push(shape("line", { x1: at(ends[0].value), x2: at(ends[1].value), y1: y, y2: y, class: "sa-span" }));
+    if (ends.length === 2) {
+      drawn.push(shape("line", { x1: at(ends[0].value), x2: at(ends[1].value), y1: y, y2: y, class: "sa-span" }));
+    }
     for (const { value, look, size = 6 } of marks) {
       const x = at(value);
-      drawn.push(look === "sa-mark-1"
-        ? shape("rect", { x: x - size + 0.5, y: y - size + 0.5, width: 2 * size - 1, height: 2 * size - 1, class: look })
-        : shape("circle", { cx: x, cy: y, r: size, class: look }));
+      drawn.push(
+        look === "sa-mark-1"
+          ? shape("rect", {
+              x: x - size + 0.5,
+              y: y - size + 0.5,
+              width: 2 * size - 1,
+              height: 2 * size - 1,
+              class: look,
+            })
+          : shape("circle", { cx: x, cy: y, r: size, class: look }),
+      );
     }
     return [...drawn, ...this.texts(ends, y - 10, at)];
   }
@@ -200,14 +235,25 @@ class NumberLines {
    * @type {(marks: Mark[], y: number, at: (value: number) => number) => SVGTextElement[]}
    */
   texts(marks, y, at) {
-    if (marks.length === 2 && marks[0].text === marks[1].text) { // equal numbers are written once
-      return [shape("text", { x: Math.min(at(marks[0].value), WIDE - 18).toFixed(1), y, "text-anchor": "middle" }, marks[0].text ?? "")];
+    if (marks.length === 2 && marks[0].text === marks[1].text) {
+      // equal numbers are written once
+      return [
+        shape(
+          "text",
+          { x: Math.min(at(marks[0].value), WIDE - 18).toFixed(1), y, "text-anchor": "middle" },
+          marks[0].text ?? "",
+        ),
+      ];
     }
     const near = marks.length === 2 && Math.abs(at(marks[0].value) - at(marks[1].value)) < 36;
     return marks.map(({ value, look, text = "" }, n) => {
       const first = near && (value < marks[1 - n].value || (value === marks[1 - n].value && n === 0));
       const anchor = !near ? "middle" : first ? "end" : "start";
-      const x = !near ? clamp(at(value), LEFT + 2, WIDE - 18) : first ? Math.max(at(value) + 1, LEFT + 14) : Math.min(at(value) - 1, WIDE - 34);
+      const x = !near
+        ? clamp(at(value), LEFT + 2, WIDE - 18)
+        : first
+          ? Math.max(at(value) + 1, LEFT + 14)
+          : Math.min(at(value) - 1, WIDE - 34);
       return shape("text", { x: x.toFixed(1), y, "text-anchor": anchor, class: `${look}-text` }, text);
     });
   }
@@ -225,9 +271,19 @@ function drawBars(list, likely, others, texts) {
   const bar = (/** @type {Child} */ name, /** @type {number} */ probability, look = "", note = "") => {
     const fill = element("i", { className: "sa-fill" });
     fill.style.width = `${Math.min(100, (100 * probability) / most).toFixed(2)}%`;
-    return element("li", { className: look }, element("span", { className: "sa-name" }, name), element("span", { className: "sa-track" }, fill),
-      element("output", {}, fixed(probability, 3)), ...(note ? [element("small", {}, note)] : []));
+    return element(
+      "li",
+      { className: look },
+      element("span", { className: "sa-name" }, name),
+      element("span", { className: "sa-track" }, fill),
+      element("output", {}, fixed(probability, 3)),
+      ...(note ? [element("small", {}, note)] : []),
+    );
   };
-  list.replaceChildren(...likely.map(({ token, probability, came }) => bar(wordOf(token), probability, ...(came ? ["sa-on", texts.came] : []))),
-    ...(others.n > 0 ? [bar(filled(texts.rest, { n: others.n }), others.probability, "sa-rest")] : []));
+  list.replaceChildren(
+    ...likely.map(({ token, probability, came }) =>
+      bar(wordOf(token), probability, ...(came ? ["sa-on", texts.came] : [])),
+    ),
+    ...(others.n > 0 ? [bar(filled(texts.rest, { n: others.n }), others.probability, "sa-rest")] : []),
+  );
 }

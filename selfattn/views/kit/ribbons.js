@@ -1,6 +1,6 @@
 /*
- * Words at the left and right, and between them a ribbon for every weight, as thick as the weight: the ribbons of a word at
- * the right fill its bar, and the bar of a word at the left shows how much all words take from it.
+ * Words at the left and right, and between them a ribbon for every weight, as thick as the weight: the ribbons of a
+ * word at the right fill its bar, and the bar of a word at the left shows how much all words take from it.
  *
  * All ribbons that are not marked are two paths, one for each colour, so that hundreds of words draw quickly.
  */
@@ -28,9 +28,13 @@
  * @property {(weight: number, i: number, j: number) => string} [write] the number on a ribbon
  */
 /** @typedef {{ from: number, to: number, height: number }} Ribbon tops at the left and right, and thickness */
-/** @typedef {{ total: number, ribbons: Ribbon[][], left: number[], right: number[], sums: number[], ends: number[] }} Layout */
+/**
+ * @typedef {{ total: number, ribbons: Ribbon[][], left: number[], right: number[], sums: number[],
+ *   ends: number[] }} Layout
+ */
 
-const UNIT = 50, SMALL_UNIT = 26, GAP = 12, LEAST = 15; // thickness of weight 1, space between bars, least height of a word, in pixels at 16 px type
+// Thickness of weight 1, space between bars, least height of a word, in pixels at 16 px type.
+const UNIT = 50, SMALL_UNIT = 26, GAP = 12, LEAST = 15;
 const NARROW = 430, TOUCHED = 24; // pixels: on a phone a finger can choose each word
 const MOST_HIGH = 560; // the default of `high`
 const BAR = 7; // width
@@ -89,25 +93,53 @@ class Ribbons {
     this.options = options;
     const { keys, queries, side, small, ends, heading } = options;
     const path = (/** @type {string} */ name) => shape("path", { class: name });
-    this.paths = { others: path("sa-others"), own: path("sa-own"), strong: path("sa-strong"), strongOwn: path("sa-strong sa-own") };
+    this.paths = {
+      others: path("sa-others"),
+      own: path("sa-own"),
+      strong: path("sa-strong"),
+      strongOwn: path("sa-strong sa-own"),
+    };
     this.ghost = path("sa-ghost");
     this.bars = path("sa-bars");
     this.figures = shape("g", { class: "sa-figures" });
-    const art = shape("svg", { "aria-hidden": "true" }, ...Object.values(this.paths), this.ghost, this.bars, this.figures);
+    const art = shape(
+      "svg",
+      { "aria-hidden": "true" },
+      ...Object.values(this.paths),
+      this.ghost,
+      this.bars,
+      this.figures,
+    );
     this.left = keys.map((word, j) => this.word(word, "from", j));
     this.right = queries.map((word, i) => this.word(word, "to", i));
     if (this.right[0]) this.right[0].tabIndex = small ? -1 : 0;
     this.field = element("div", { className: "sa-field" }, art, ...this.left, ...this.right);
     this.caption = element("figcaption");
-    this.node = element("figure", { className: `sa-ribbons${small ? " sa-small" : ""}`, ariaLabel: options.name, data: { side: String(side) } },
-      ...(heading ? [element("div", { className: "sa-ends" }, element("span", {}, ends.from), heading, element("span", {}, ends.to))] : []),
-      element("div", { className: "sa-scroll" }, this.field), this.caption);
+    this.node = element(
+      "figure",
+      { className: `sa-ribbons${small ? " sa-small" : ""}`, ariaLabel: options.name, data: { side: String(side) } },
+      ...(heading
+        ? [
+            element(
+              "div",
+              { className: "sa-ends" },
+              element("span", {}, ends.from),
+              heading,
+              element("span", {}, ends.to),
+            ),
+          ]
+        : []),
+      element("div", { className: "sa-scroll" }, this.field),
+      this.caption,
+    );
     this.field.addEventListener("keydown", (event) => {
       if (!isForeign(event) && this.key(event.key, event.target)) event.preventDefault();
     });
     this.width = 0;
     this.frame = 0;
-    new ResizeObserver(() => this.shown && this.field.clientWidth !== this.width && this.paint(this.shown)).observe(this.field);
+    new ResizeObserver(() => this.shown && this.field.clientWidth !== this.width && this.paint(this.shown)).observe(
+      this.field,
+    );
   }
 
   /** @type {(word: string, kind: "to" | "from", index: number) => HTMLButtonElement} */
@@ -142,7 +174,9 @@ class Ribbons {
     const start = performance.now();
     const step = (/** @type {number} */ time) => {
       const part = Math.min(1, Math.max(0, (time - start) / TRANSITION)), eased = part * (2 - part);
-      this.paint(part < 1 ? Matrix.of(to.rows, to.columns, (i, j) => from.at(i, j) + (to.at(i, j) - from.at(i, j)) * eased) : to);
+      this.paint(
+        part < 1 ? Matrix.of(to.rows, to.columns, (i, j) => from.at(i, j) + (to.at(i, j) - from.at(i, j)) * eased) : to,
+      );
       if (part < 1) this.frame = requestAnimationFrame(step);
     };
     this.frame = requestAnimationFrame(step);
@@ -154,13 +188,25 @@ class Ribbons {
     const type = parseFloat(getComputedStyle(this.field).fontSize) / 16 || 1;
     const n = Math.max(keys.length, queries.length, 1);
     this.width = this.field.clientWidth || 500;
-    const narrow = !small && this.width < NARROW, least = (narrow ? TOUCHED : LEAST) * type, fair = ((this.options.high ?? MOST_HIGH) * type) / n;
+    const narrow = !small && this.width < NARROW,
+      least = (narrow ? TOUCHED : LEAST) * type,
+      fair = ((this.options.high ?? MOST_HIGH) * type) / n;
     const whole = small ? SMALL_UNIT : narrow ? 0.7 * UNIT : UNIT;
-    const unit = small ? Math.max(3, Math.min(whole * type, (SMALL_UNIT * 3.3 * type) / n)) : Math.max(least - 3, Math.min(whole * type, 0.8 * fair));
+    const unit = small
+      ? Math.max(3, Math.min(whole * type, (SMALL_UNIT * 3.3 * type) / n))
+      : Math.max(least - 3, Math.min(whole * type, 0.8 * fair));
     const gap = small ? 2 : Math.max(3, Math.min(GAP * type, 0.25 * unit));
     const most = 0.3 * this.width;
-    const room = (/** @type {HTMLElement[]} */ words) => Math.min(most, Math.max(0, ...words.map((word) => word.offsetWidth))) + 4;
-    return { type, unit, gap, least: small ? Math.min(least, 80 / n) : least, left: room(this.left), right: this.width - room(this.right) };
+    const room = (/** @type {HTMLElement[]} */ words) =>
+      Math.min(most, Math.max(0, ...words.map((word) => word.offsetWidth))) + 4;
+    return {
+      type,
+      unit,
+      gap,
+      least: small ? Math.min(least, 80 / n) : least,
+      left: room(this.left),
+      right: this.width - room(this.right),
+    };
   }
 
   /** @param {Matrix} weights */
@@ -177,12 +223,23 @@ class Ribbons {
       const marked = (selected.kind === "to" ? i : j) === selected.index, own = !crossed && i === j;
       lines[marked ? (own ? "strongOwn" : "strong") : own ? "own" : "others"] += outline(ribbon, left, right);
     }));
-    for (const name of /** @type {(keyof typeof lines)[]} */ (Object.keys(lines))) this.paths[name].setAttribute("d", lines[name]);
+    for (const name of /** @type {(keyof typeof lines)[]} */ (Object.keys(lines))) {
+      this.paths[name].setAttribute("d", lines[name]);
+    }
     this.ghost.setAttribute("d", before ? this.ghosts(before, weights, m, left, right) : "");
-    const bar = (/** @type {number} */ x, /** @type {number} */ y, /** @type {number} */ size) => `M${x.toFixed(1)},${y.toFixed(1)}h${BAR}v${Math.max(1, size * m.unit).toFixed(1)}h-${BAR}Z`;
-    this.bars.setAttribute("d", laid.left.map((y, j) => bar(m.left, y, laid.sums[j])).join("") + laid.right.map((y, i) => bar(right, y, laid.ends[i])).join(""));
-    this.left.forEach((word, j) => this.put(word, laid.left[j] + (laid.sums[j] * m.unit) / 2, { right: this.width - m.left + 2 }, selected));
-    this.right.forEach((word, i) => this.put(word, laid.right[i] + (laid.ends[i] * m.unit) / 2, { left: m.right + 2 }, selected));
+    const bar = (/** @type {number} */ x, /** @type {number} */ y, /** @type {number} */ size) =>
+      `M${x.toFixed(1)},${y.toFixed(1)}h${BAR}v${Math.max(1, size * m.unit).toFixed(1)}h-${BAR}Z`;
+    this.bars.setAttribute(
+      "d",
+      laid.left.map((y, j) => bar(m.left, y, laid.sums[j])).join("") +
+        laid.right.map((y, i) => bar(right, y, laid.ends[i])).join(""),
+    );
+    this.left.forEach((word, j) =>
+      this.put(word, laid.left[j] + (laid.sums[j] * m.unit) / 2, { right: this.width - m.left + 2 }, selected),
+    );
+    this.right.forEach((word, i) =>
+      this.put(word, laid.right[i] + (laid.ends[i] * m.unit) / 2, { left: m.right + 2 }, selected),
+    );
     this.label(laid, weights, m.type, left, right);
   }
 
@@ -198,14 +255,18 @@ class Ribbons {
 
   /**
    * The marked row before an edit, if the edit changed it.
-   * @type {(before: Matrix, weights: Matrix, m: { unit: number, gap: number, least: number }, left: number, right: number) => string}
+   * @type {(before: Matrix, weights: Matrix, m: { unit: number, gap: number, least: number }, left: number,
+   *   right: number) => string}
    */
   ghosts(before, weights, m, left, right) {
     const selected = this.state?.selected;
     if (!selected || selected.kind !== "to" || this.options.small) return "";
     const i = selected.index;
     if (!range(weights.columns).some((j) => !same(before.at(i, j), weights.at(i, j), 0.004))) return "";
-    return layout(before, m.unit, m.gap, m.least).ribbons[i].filter((r) => r.height >= THIN).map((r) => outline(r, left, right)).join("");
+    return layout(before, m.unit, m.gap, m.least)
+      .ribbons[i].filter((r) => r.height >= THIN)
+      .map((r) => outline(r, left, right))
+      .join("");
   }
 
   /**
@@ -213,21 +274,38 @@ class Ribbons {
    * @type {(laid: Layout, weights: Matrix, type: number, left: number, right: number) => void}
    */
   label(laid, weights, type, left, right) {
-    const { selected, write: say = (/** @type {number} */ w) => fixed(w, 2) } = /** @type {RibbonsState} */ (this.state);
+    const { selected, write: say = (/** @type {number} */ w) => fixed(w, 2) } = /** @type {RibbonsState} */ (
+      this.state
+    );
     const to = selected.kind === "to", n = to ? weights.columns : weights.rows;
     const line = 14.5 * type;
     const all = range(n).map((k) => {
       const [i, j] = to ? [selected.index, k] : [k, selected.index];
       const ribbon = laid.ribbons[i]?.[j], value = weights.at(i, j);
-      return { ribbon, value, text: ribbon ? say(value, i, j) : "", y: ribbon ? (to ? ribbon.to : ribbon.from) + ribbon.height / 2 : 0 };
+      return {
+        ribbon,
+        value,
+        text: ribbon ? say(value, i, j) : "",
+        y: ribbon ? (to ? ribbon.to : ribbon.from) + ribbon.height / 2 : 0,
+      };
     });
-    const kept = all.filter(({ ribbon, value, text }) => ribbon && text && (n <= 4 || value >= 0.145)).sort((a, b) => a.y - b.y);
+    const kept = all
+      .filter(({ ribbon, value, text }) => ribbon && text && (n <= 4 || value >= 0.145))
+      .sort((a, b) => a.y - b.y);
     const middle = kept.reduce((sum, { y }) => sum + y, 0) / kept.length;
     kept.forEach((each, k) => (each.y = k ? Math.max(each.y, kept[k - 1].y + line) : each.y));
     const last = kept.at(-1)?.y ?? 0, first = kept[0]?.y ?? 0, half = 0.5 * line;
     const centred = middle - kept.reduce((sum, { y }) => sum + y, 0) / kept.length;
-    const shift = Math.max(half - first, Math.min(laid.total - half - last, centred)); // inside the drawing; the first label before the last
-    this.figures.replaceChildren(...kept.map(({ y, text }) =>
-      shape("text", { x: to ? right - 6 : left + 6, y: (y + shift + 5 * type).toFixed(1), "text-anchor": to ? "end" : "start" }, text)));
+    // Inside the drawing; the first label before the last.
+    const shift = Math.max(half - first, Math.min(laid.total - half - last, centred));
+    this.figures.replaceChildren(
+      ...kept.map(({ y, text }) =>
+        shape(
+          "text",
+          { x: to ? right - 6 : left + 6, y: (y + shift + 5 * type).toFixed(1), "text-anchor": to ? "end" : "start" },
+          text,
+        ),
+      ),
+    );
   }
 }

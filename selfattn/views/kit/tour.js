@@ -14,7 +14,8 @@
  * @typedef {object} TourOptions
  * @property {Stop[]} stops
  * @property {Record<string, string>} texts
- * @property {(stop: Stop | null, open: boolean) => void} show called when a stop is asked or its answer opens; null: before the tour
+ * @property {(stop: Stop | null, open: boolean) => void} show called when a stop is asked or its answer opens; null:
+ *   before the tour
  */
 
 const SECONDS = { slow: 10, normal: 6, fast: 3 }; // seconds between two steps of Play
@@ -28,20 +29,40 @@ class Tour {
     this.at = -1; // -1 is before the first stop
     this.open = true;
     this.timer = 0;
-    const named = (/** @type {string} */ name, /** @type {() => void} */ act) => button({ data: { do: name }, onclick: act });
+    const named = (/** @type {string} */ name, /** @type {() => void} */ act) =>
+      button({ data: { do: name }, onclick: act });
     this.place = element("span", { className: "sa-tour-at" });
     this.words = element("span", { className: "sa-tour-say", ariaLive: "polite" });
     this.guesses = element("span", { className: "sa-guesses", role: "group", ariaLabel: texts["tour guess"] });
-    this.dots = stops.map((stop, n) => button({ title: stop.name, ariaLabel: `${n + 1}: ${stop.name}`, onclick: () => this.go(n) }));
+    this.dots = stops.map((stop, n) =>
+      button({ title: stop.name, ariaLabel: `${n + 1}: ${stop.name}`, onclick: () => this.go(n) }),
+    );
     this.back = named("tour back", () => this.go(this.at - 1));
     this.next = named("tour next", () => this.forward());
     this.playButton = named("tour play", () => this.toggle());
     this.back.append(texts.previous);
-    this.speed = element("select", { ariaLabel: texts["tour speed"], title: texts["tour speed"], onchange: () => this.pace() },
-      ...Object.keys(SECONDS).map((name) => element("option", { value: name }, texts[`tour ${name}`])));
+    this.speed = element(
+      "select",
+      { ariaLabel: texts["tour speed"], title: texts["tour speed"], onchange: () => this.pace() },
+      ...Object.keys(SECONDS).map((name) => element("option", { value: name }, texts[`tour ${name}`])),
+    );
     this.speed.value = "normal";
-    this.node = element("nav", { className: "sa-tour", ariaLabel: texts.tour }, this.place, this.words, this.guesses,
-      element("span", { className: "sa-tour-go" }, element("span", { className: "sa-dots", role: "group", ariaLabel: texts["tour stops"] }, ...this.dots), this.back, this.next, this.playButton, this.speed));
+    this.node = element(
+      "nav",
+      { className: "sa-tour", ariaLabel: texts.tour },
+      this.place,
+      this.words,
+      this.guesses,
+      element(
+        "span",
+        { className: "sa-tour-go" },
+        element("span", { className: "sa-dots", role: "group", ariaLabel: texts["tour stops"] }, ...this.dots),
+        this.back,
+        this.next,
+        this.playButton,
+        this.speed,
+      ),
+    );
     this.draw();
   }
 
@@ -72,8 +93,8 @@ class Tour {
   }
 
   /**
-   * Focus what comes next, so that keys go on: an answer, or the button after it. While the tour plays, or the reader is elsewhere in
-   * the page, the focus stays.
+   * Focus what comes next, so that keys go on: an answer, or the button after it. While the tour plays, or the reader
+   * is elsewhere in the page, the focus stays.
    * @param {HTMLElement | null} target
    */
   focus(target) {
@@ -121,14 +142,22 @@ class Tour {
   draw(guess) {
     const { texts, at, open } = this, stop = this.stops[at];
     this.place.textContent = stop ? `${at + 1}/${this.stops.length} ${stop.name}` : texts["tour start name"];
-    this.words.replaceChildren(...phrase(stop ? (open ? stop.reveal : stop.ask) : texts["tour invitation"], { n: this.stops.length }));
+    this.words.replaceChildren(
+      ...phrase(stop ? (open ? stop.reveal : stop.ask) : texts["tour invitation"], { n: this.stops.length }),
+    );
     this.guesses.hidden = !stop;
-    this.guesses.replaceChildren(...(stop?.options ?? []).map((option, n) => {
-      const look = !open ? "" : n === stop.right ? "sa-yes" : n === guess ? "sa-no" : "";
-      const made = button({ className: look, onclick: () => this.reveal(n) }, open && n === stop.right ? "✓ " : "", ...phrase(option));
-      made.ariaDisabled = String(open);
-      return made;
-    }));
+    this.guesses.replaceChildren(
+      ...(stop?.options ?? []).map((option, n) => {
+        const look = !open ? "" : n === stop.right ? "sa-yes" : n === guess ? "sa-no" : "";
+        const made = button(
+          { className: look, onclick: () => this.reveal(n) },
+          open && n === stop.right ? "✓ " : "",
+          ...phrase(option),
+        );
+        made.ariaDisabled = String(open);
+        return made;
+      }),
+    );
     this.dots.forEach((dot, n) => {
       dot.textContent = n <= at ? "●" : "○";
       if (n === at) dot.setAttribute("aria-current", "step");

@@ -1,6 +1,6 @@
 /*
- * A GPT of letters that is trained in the worker: the core's forward and backward passes and AdamW, the loss in this file. It has no
- * document: `training_page.js` asks it.
+ * A GPT of letters that is trained in the worker: the core's forward and backward passes and AdamW, the loss in this
+ * file. It has no document: `training_page.js` asks it.
  */
 
 const STD = 0.02; // of initial weights, as nn.GPT draws them
@@ -8,62 +8,120 @@ const PROGRESS = 120, LOOK = 600; // milliseconds between losses, and between pi
 
 /** @type {(settings: Letters & { width: number }) => Record<string, number[]>} the shapes of nn.GPT's arrays */
 function shapesOf({ alphabet, layers, context, width: d }) {
-  const layer = (/** @type {number} */ n) => Object.fromEntries(Object.entries({
-    "self_attn.in_proj_weight": [3 * d, d], "self_attn.in_proj_bias": [3 * d], "self_attn.out_proj.weight": [d, d], "self_attn.out_proj.bias": [d], "linear1.weight": [4 * d, d], "linear1.bias": [4 * d],
-    "linear2.weight": [d, 4 * d], "linear2.bias": [d], "norm1.weight": [d], "norm1.bias": [d], "norm2.weight": [d], "norm2.bias": [d] }).map(([name, shape]) => [`layers.${n}.${name}`, shape]));
-  return Object.assign({ "token_embedding.weight": [alphabet.length, d], "position_embedding.weight": [context, d] }, ...range(layers).map(layer), { "norm.weight": [d], "norm.bias": [d] });
+  const layer = (/** @type {number} */ n) =>
+    Object.fromEntries(
+      Object.entries({
+        "self_attn.in_proj_weight": [3 * d, d],
+        "self_attn.in_proj_bias": [3 * d],
+        "self_attn.out_proj.weight": [d, d],
+        "self_attn.out_proj.bias": [d],
+        "linear1.weight": [4 * d, d],
+        "linear1.bias": [4 * d],
+        "linear2.weight": [d, 4 * d],
+        "linear2.bias": [d],
+        "norm1.weight": [d],
+        "norm1.bias": [d],
+        "norm2.weight": [d],
+        "norm2.bias": [d],
+      }).map(([name, shape]) => [`layers.${n}.${name}`, shape]),
+    );
+  return Object.assign(
+    { "token_embedding.weight": [alphabet.length, d], "position_embedding.weight": [context, d] },
+    ...range(layers).map(layer),
+    { "norm.weight": [d], "norm.bias": [d] },
+  );
 }
 
 /** @type {(settings: Letters & { width: number }) => (name: string) => Float32Array} new weights */
 function drawnWeights(settings) {
   const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
   return (name) => {
-    const shape = shapesOf(settings)[name], added = /(out_proj|linear2)\.weight$/.test(name) ? Math.sqrt(2 * settings.layers) : 1;
-    return Float32Array.from({ length: shape.reduce((a, b) => a * b) }, () => (shape.length > 1 ? (STD / added) * normal() : Number(/norm.*weight$/.test(name))));
+    const shape = shapesOf(settings)[name],
+      added = /(out_proj|linear2)\.weight$/.test(name) ? Math.sqrt(2 * settings.layers) : 1;
+    return Float32Array.from({ length: shape.reduce((a, b) => a * b) }, () =>
+      shape.length > 1 ? (STD / added) * normal() : Number(/norm.*weight$/.test(name)),
+    );
   };
 }
 
-/** @type {(logits: Float32Array, targets: number[]) => { loss: number, gradient: Float32Array }} the mean cross-entropy, and its gradient */
+/**
+ * The mean cross-entropy, and its gradient.
+ * @type {(logits: Float32Array, targets: number[]) => { loss: number, gradient: Float32Array }}
+ */
 function crossEntropy(logits, targets) {
   const n = targets.length, size = logits.length / n, gradient = new Float32Array(logits.length);
   let loss = 0;
   targets.forEach((target, row) => {
-    const own = logits.subarray(row * size, (row + 1) * size), most = own.reduce((a, b) => Math.max(a, b)), exps = Float64Array.from(own, (x) => Math.exp(x - most)), sum = exps.reduce((a, b) => a + b);
+    const own = logits.subarray(row * size, (row + 1) * size),
+      most = own.reduce((a, b) => Math.max(a, b)),
+      exps = Float64Array.from(own, (x) => Math.exp(x - most)),
+      sum = exps.reduce((a, b) => a + b);
     loss += (Math.log(sum) + most - own[target]) / n;
     exps.forEach((x, k) => (gradient[row * size + k] = (x / sum - Number(k === target)) / n));
   });
   return { loss, gradient };
 }
 
+/** @typedef {{ tokens: string[], weights: Float32Array }} Look weights: (layers, heads, tokens, tokens) */
+
 class Trainer {
   step = 0;
 
-  /** @param {Kernel} kernel @param {Letters & { width: number }} settings @param {(name: string) => Float32Array} weights */
+  /**
+   * @param {Kernel} kernel
+   * @param {Letters & { width: number }} settings
+   * @param {(name: string) => Float32Array} weights
+   */
   constructor(kernel, settings, weights) {
     this.kernel = kernel;
     this.settings = settings;
     this.tokenizer = lettersOf(settings.alphabet);
     this.model = kernel.transformer(describeLetters(weights, settings));
-    const places = { parameter: "positions", layer: -1, at: this.model.positions, length: settings.context * settings.width };
+    const places = {
+      parameter: "positions",
+      layer: -1,
+      at: this.model.positions,
+      length: settings.context * settings.width,
+    };
     this.parameters = [...this.model.parameters, places]; // the rows' gradient is that of positions
     this.arrays = this.parameters.map(({ at, length }) => kernel.read(new Float32Array(), at, length));
-    this.moments = this.arrays.map(({ length }) => ({ mean: new Float32Array(length), square: new Float32Array(length) }));
+    this.moments = this.arrays.map(({ length }) => ({
+      mean: new Float32Array(length),
+      square: new Float32Array(length),
+    }));
     this.table = this.parameters.findIndex(({ parameter }) => parameter === "table");
   }
 
-  /** @type {(texts: number[][], lr: number) => number} a step of AdamW on sequences, of which each token but the last is to be followed by the next; returns the loss before it */
+  /**
+   * A step of AdamW on sequences, of which each token but the last is to be followed by the next; returns the loss
+   * before it.
+   * @type {(texts: number[][], lr: number) => number}
+   */
   train(texts, lr) {
-    const { kernel, model, arrays, table, settings: { width: columns } } = this, lengths = texts.map(({ length }) => length - 1), weight = arrays[table];
+    const {
+        kernel,
+        model,
+        arrays,
+        table,
+        settings: { width: columns },
+      } = this,
+      lengths = texts.map(({ length }) => length - 1),
+      weight = arrays[table];
     const { rows } = model.forward(texts.flatMap((ids) => ids.slice(0, -1)), { lengths, keep: true });
-    const { loss, gradient } = crossEntropy(/** @type {Float32Array} */ (kernel.linear({ x: rows, weight, columns }).y), texts.flatMap((ids) => ids.slice(1)));
-    const head = kernel.linear({ x: rows, weight, columns, dy: gradient }), { gradients, rows: ofRows } = model.backward(/** @type {Float32Array} */ (head.dx));
+    const { loss, gradient } = crossEntropy(
+      /** @type {Float32Array} */ (kernel.linear({ x: rows, weight, columns }).y),
+      texts.flatMap((ids) => ids.slice(1)),
+    );
+    const head = kernel.linear({ x: rows, weight, columns, dy: gradient }),
+      { gradients, rows: ofRows } = model.backward(/** @type {Float32Array} */ (head.dx));
     const ofPlaces = new Float32Array(arrays[arrays.length - 1].length);
     let from = 0;
     for (const length of lengths) for (let k = 0; k < length * columns; k++) ofPlaces[k] += ofRows[from++];
     this.step++;
     arrays.forEach((parameter, n) => {
       const own = n < gradients.length ? /** @type {Float32Array} */ (gradients[n]) : ofPlaces;
-      if (n === table) own.forEach((x, k) => (own[k] = x + /** @type {Float32Array} */ (head.dWeight)[k])); // the head is the table
+      // The head is the table.
+      if (n === table) own.forEach((x, k) => (own[k] = x + /** @type {Float32Array} */ (head.dWeight)[k]));
       kernel.adamw({ parameter, gradient: own, ...this.moments[n], step: this.step, lr });
       new Float32Array(kernel.view.buffer, this.parameters[n].at, parameter.length).set(parameter);
     });
@@ -80,11 +138,14 @@ class Trainer {
     return this.tokenizer.decode(added);
   }
 
-  /** @type {(text: string) => any} all heads of a text, as the explorer draws them */
+  /** @type {(text: string) => Look} the weights of all heads for a text */
   look(text) {
-    const ids = this.tokenizer.encode(text).ids.slice(0, this.settings.context), heads = range(this.settings.layers).map(() => this.settings.heads), tokens = ids.map((id) => seen(this.tokenizer.spelled(id)));
-    const shown = [{ tokens, weights: /** @type {Float32Array} */ (this.model.forward(ids, { weights: true }).weights) }];
-    return { ...storedTexts(shown, heads), heads, habits: habitsOf(shown, heads) };
+    const ids = this.tokenizer.encode(text).ids.slice(0, this.settings.context);
+    const { weights } = this.model.forward(ids, { weights: true });
+    return {
+      tokens: ids.map((id) => seen(this.tokenizer.spelled(id))),
+      weights: /** @type {Float32Array} */ (weights),
+    };
   }
 }
 
@@ -111,7 +172,11 @@ function trainingJobs() {
         }), lr));
         const now = performance.now();
         if (now - told > PROGRESS) {
-          const look = now - looked > LOOK ? { ...own.look(sample), written: own.write(own.tokenizer.encode(sample).ids, 60) } : {};
+          /** @type {Partial<Look> & { written?: string }} */
+          const look =
+            now - looked > LOOK
+              ? { ...own.look(sample), written: own.write(own.tokenizer.encode(sample).ids, 60) }
+              : {};
           if (look.written) looked = now;
           job.progress({ losses: losses.splice(0), step: own.step, ...look });
           told = now;
@@ -119,7 +184,14 @@ function trainingJobs() {
         await job.pause();
       }
       if (own !== trainer) return null; // its model is freed
-      return { losses, step: own.step, steps: own.step, ms: performance.now() - begun, ...own.look(sample), written: own.write(own.tokenizer.encode(sample).ids, 60) };
+      return {
+        losses,
+        step: own.step,
+        steps: own.step,
+        ms: performance.now() - begun,
+        ...own.look(sample),
+        written: own.write(own.tokenizer.encode(sample).ids, 60),
+      };
     },
   };
 }

@@ -4,16 +4,28 @@
  * and the worker runs the same script. Of requests with one name the newest waits alone; a long job works in slices.
  */
 
-/** @typedef {{ kernel: Kernel, stopped: boolean, progress: (value: unknown) => void, pause: () => Promise<void> }} Job `pause` lets messages in, such as a stop */
+/**
+ * `pause` lets messages in, such as a stop.
+ * @typedef {{ kernel: Kernel, stopped: boolean, progress: (value: unknown) => void, pause: () => Promise<void> }} Job
+ */
 /** @typedef {(args: any, job: Job) => unknown} Work its result, or a promise of it */
-/** @typedef {{ id: number, name: string, args: unknown, transfer: Transferable[], progress: (value: any) => void, done: (result: any) => void, failed: (error: Error) => void }} Asked */
+/**
+ * @typedef {{ id: number, name: string, args: unknown, transfer: Transferable[], progress: (value: any) => void,
+ *   done: (result: any) => void, failed: (error: Error) => void }} Asked
+ */
 
 const inWorker = typeof document === "undefined";
 const OWN_SCRIPT = inWorker ? "" : document.currentScript?.textContent ?? "";
 const PATIENCE = 60_000; // milliseconds without a word from the worker while it works
 
 /** @type {(result: any) => Transferable[]} the memory of a result's arrays, which moves to the page */
-const movable = (result) => [...new Set(Object.values(result ?? {}).filter(ArrayBuffer.isView).map(({ buffer }) => /** @type {ArrayBuffer} */ (buffer)))];
+const movable = (result) => [
+  ...new Set(
+    Object.values(result ?? {})
+      .filter(ArrayBuffer.isView)
+      .map(({ buffer }) => /** @type {ArrayBuffer} */ (buffer)),
+  ),
+];
 
 /** @param {Record<string, Work>} jobs by their names */
 function serve(jobs) {
@@ -24,7 +36,8 @@ function serve(jobs) {
     waiting.push(on);
     port2.postMessage(0);
   }));
-  const post = (/** @type {object} */ message, /** @type {Transferable[]} */ moved = []) => /** @type {any} */ (globalThis).postMessage(message, moved);
+  const post = (/** @type {object} */ message, /** @type {Transferable[]} */ moved = []) =>
+    /** @type {any} */ (globalThis).postMessage(message, moved);
   /** @type {Map<number, Job>} */ const running = new Map();
   /** @type {Promise<Kernel>} */ let kernel;
   globalThis.onmessage = async ({ data: { id, name, args, wasm, stop } }) => {
@@ -48,7 +61,15 @@ function serve(jobs) {
       post({ id, result }, movable(result));
     } catch (error) {
       const { name: kind, message, sentence, values } = /** @type {any} */ (error);
-      post({ id, error: { name: error instanceof RangeError || error instanceof WebAssembly.RuntimeError ? "memory" : kind, message, sentence, values } });
+      post({
+        id,
+        error: {
+          name: error instanceof RangeError || error instanceof WebAssembly.RuntimeError ? "memory" : kind,
+          message,
+          sentence,
+          values,
+        },
+      });
     }
     running.delete(id);
   };
@@ -68,7 +89,11 @@ class KernelWorker {
     this.patience = patience;
   }
 
-  /** @type {(name: string, args: unknown, options?: { transfer?: Transferable[], progress?: (value: any) => void }) => Promise<any>} a job's result; undefined if a newer request of the name took its place before it began */
+  /**
+   * A job's result; undefined if a newer request of the name took its place before it began.
+   * @type {(name: string, args: unknown, options?: { transfer?: Transferable[], progress?: (value: any) => void }) =>
+   *   Promise<any>}
+   */
   ask(name, args, options = {}) {
     return new Promise((done, failed) => {
       const { transfer = [], progress = () => {} } = options;
@@ -103,7 +128,8 @@ class KernelWorker {
 
   begin() {
     if (typeof WebAssembly === "undefined") throw failure("wasm", "there is no WebAssembly");
-    const address = URL.createObjectURL(new Blob([OWN_SCRIPT], { type: "text/javascript" })), worker = new Worker(address);
+    const address = URL.createObjectURL(new Blob([OWN_SCRIPT], { type: "text/javascript" })),
+      worker = new Worker(address);
     worker.onmessage = ({ data }) => this.hear(data);
     worker.onerror = (event) => {
       event.preventDefault();
@@ -113,7 +139,9 @@ class KernelWorker {
     return worker;
   }
 
-  /** @param {{ id: number, result?: unknown, error?: { name: string, message: string }, progress?: unknown }} message */
+  /**
+   * @param {{ id: number, result?: unknown, error?: { name: string, message: string }, progress?: unknown }} message
+   */
   hear({ id, result, error, progress }) {
     this.wait();
     const request = [...this.running.values()].find((each) => each.id === id);
@@ -146,7 +174,10 @@ class KernelWorker {
   }
 }
 
-/** @type {(error: any, texts: Record<string, string>) => string} what went wrong and what to do, in the page's language */
+/**
+ * What went wrong and what to do, in the page's language.
+ * @type {(error: any, texts: Record<string, string>) => string}
+ */
 function faultOf(error, texts) {
   const said = texts[error.sentence] ?? texts[error.name];
   return said ? filled(said, error.values ?? {}) : String(error.message);

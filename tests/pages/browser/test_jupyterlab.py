@@ -27,11 +27,13 @@ PATIENCE = 180_000  # milliseconds: the machine may be busy
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """Serve copies of the notebook, one of them trusted, with default settings; yield a function that returns an address."""
+    """Serve copies of the notebook, one of them trusted, with default settings; yield a function that returns an
+    address."""
     home = tmp_path_factory.mktemp("lab")
     work = home / "work"
     work.mkdir()
-    # The page of the first cell has two views, and later outputs have one each: an untrusted copy has the page, a trusted one the rest.
+    # The page of the first cell has two views, and later outputs have one each: an untrusted copy has the page, a
+    # trusted one the rest.
     trusted, untrusted = (nbformat.read(NOTEBOOKS / NAME, 4) for _ in range(2))
     trusted.cells[1].outputs = []
     for cell in untrusted.cells[2:]:
@@ -53,10 +55,16 @@ def lab(tmp_path_factory):
         port = free.getsockname()[1]
     token = secrets.token_hex(16)
     options = {
-        "ServerApp.port": port, "ServerApp.port_retries": 0, "ServerApp.root_dir": work, "IdentityProvider.token": token,
-        "LabApp.expose_app_in_browser": True, "LabApp.extension_manager": "readonly", "LabApp.news_url": None,
-        "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate", "LanguageServerManager.autodetect": False,
-    }  # fmt: skip
+        "ServerApp.port": port,
+        "ServerApp.port_retries": 0,
+        "ServerApp.root_dir": work,
+        "IdentityProvider.token": token,
+        "LabApp.expose_app_in_browser": True,
+        "LabApp.extension_manager": "readonly",
+        "LabApp.news_url": None,
+        "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+        "LanguageServerManager.autodetect": False,
+    }
     settings = [f"--{name}={x}" for name, x in options.items()]
     command = [*run, "jupyterlab", "--no-browser", "--allow-root", *settings]
     with open(home / "log", "wb") as log:
@@ -152,9 +160,14 @@ def test_an_untrusted_notebook_shows_every_number(visit):
         )
     )
     names = {
-        "Q": "query", "K": "key", "V": "value", "attn_logits": "scores",
-        "scaled_attention_logits": "scaled_scores", "attention_weights": "weights", "output": "output",
-    }  # fmt: skip
+        "Q": "query",
+        "K": "key",
+        "V": "value",
+        "attn_logits": "scores",
+        "scaled_attention_logits": "scaled_scores",
+        "attention_weights": "weights",
+        "output": "output",
+    }
     for printed, name in names.items():
         expected = load("basics_notebook")["printed"][printed]
         shown = [np.array(rows, float) for caption, rows in tables if caption == name]

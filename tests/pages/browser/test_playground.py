@@ -1,4 +1,5 @@
-"""The core in a browser has the bits of "baseline"; the playground shows what its Python computes, and says what went wrong."""
+"""The core in a browser has the bits of "baseline"; the playground shows what its Python computes, and says what went
+wrong."""
 
 import base64
 import re
@@ -11,7 +12,7 @@ from page_driver import CONTRASTS
 
 import selfattn as sa
 from selfattn import views
-from selfattn.engine.weights import rounded
+from selfattn.engine.weights import to_kind
 from selfattn.views.live_pages import LIVE_PAGES, read_kernels
 
 KERNEL = Path(views.__file__).parent / "live/kernel.js"
@@ -19,7 +20,9 @@ KERNEL = Path(views.__file__).parent / "live/kernel.js"
 # Runs attention without and with gradients, and rounds weights: the results in base 64, or the name of an error.
 COMPUTE = """async ([wasm, calls]) => {
     const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
-    const text = (array) => btoa(new Uint8Array(array.buffer).reduce((all, byte) => all + String.fromCharCode(byte), ""));
+    const text = (array) => btoa(
+        new Uint8Array(array.buffer).reduce((all, byte) => all + String.fromCharCode(byte), ""),
+    );
     const core = await Kernel.load(bytes(wasm));
     const compute = ({ type, types, columns, ...call }) => {
         for (const [name, kind] of Object.entries(types)) call[name] = new globalThis[kind](bytes(call[name]));
@@ -28,10 +31,23 @@ COMPUTE = """async ([wasm, calls]) => {
         const found = core.attention({ ...call, seed: BigInt(call.seed) });
         return [plain.out, plain.weights, found.out, found.dQuery, found.dKey, found.dValue].map(text);
     };
-    const refused = [{ L: 30000, S: 30000, query: new Float32Array(30000), key: new Float32Array(30000), value: new Float32Array(30000), weights: true },
-        { L: 2, S: 1, query: new Float32Array(2), key: new Float32Array(3), value: new Float32Array(1) }, { L: 1, S: 1, heads: 3, keyHeads: 2, query: new Float32Array(3), key: new Float32Array(2), value: new Float32Array(2) }];
-    const names = refused.map((call) => { try { return core.attention(call).out.length; } catch (error) { return error.name; } });
-    return [calls.map(compute), names, WebAssembly.Module.imports(new WebAssembly.Module(bytes(wasm))).length, core.commit];
+    const zeros = (query, key, value) => ({
+        query: new Float32Array(query), key: new Float32Array(key), value: new Float32Array(value),
+    });
+    const refused = [
+        { L: 30000, S: 30000, ...zeros(30000, 30000, 30000), weights: true },
+        { L: 2, S: 1, ...zeros(2, 3, 1) },
+        { L: 1, S: 1, heads: 3, keyHeads: 2, ...zeros(3, 2, 2) },
+    ];
+    const names = refused.map((call) => {
+        try {
+            return core.attention(call).out.length;
+        } catch (error) {
+            return error.name;
+        }
+    });
+    const imports = WebAssembly.Module.imports(new WebAssembly.Module(bytes(wasm)));
+    return [calls.map(compute), names, imports.length, core.commit];
 }"""
 
 
@@ -53,9 +69,14 @@ def drawn_call(rng):
     mask = [None, None, rng.random((L, S)) < 0.7, rng.standard_normal((L, S)).astype(dtype)][rng.integers(4)]
     seed, given = int(rng.integers(2**63)), (*arrays.values(),)[:3]
     some = {
-        "softcap": float(rng.uniform(1, 30)), "slopes": rng.random(heads).tolist(), "sinks": rng.standard_normal(heads).tolist(),
-        "causal": str(rng.choice(["upper_left", "lower_right"])), "window": [None, int(rng.integers(40))], "scale": -0.7, "dropout": 0.3,
-    }  # fmt: skip
+        "softcap": float(rng.uniform(1, 30)),
+        "slopes": rng.random(heads).tolist(),
+        "sinks": rng.standard_normal(heads).tolist(),
+        "causal": str(rng.choice(["upper_left", "lower_right"])),
+        "window": [None, int(rng.integers(40))],
+        "scale": -0.7,
+        "dropout": 0.3,
+    }
     some = {name: value for name, value in some.items() if rng.random() < 0.4}
     names = {"slopes": "alibi_slopes", "dropout": "dropout_p"}
     options = {names.get(name, name): value for name, value in some.items()}
@@ -63,7 +84,7 @@ def drawn_call(rng):
     out, weights = sa.scaled_dot_product_attention(*given, return_weights=True, **options)
     kept, pullback = sa.scaled_dot_product_attention_vjp(*given, **options)
     call = arrays | some | {"seed": str(seed), "L": L, "S": S, "heads": heads, "keyHeads": keys}
-    gradients = pullback(arrays["gradOut"])[:3]
+    gradients = pullback(arrays["gradOut"])
     return packed(call if mask is None else call | {"mask": mask}), [out, weights, kept, *gradients]
 
 
@@ -74,7 +95,7 @@ def drawn_weight(rng):
     weight = (weight if rng.random() < 0.5 else np.rint(99 * rng.standard_normal(shape)) / 2).astype(
         np.float32
     )
-    return packed({"weight": weight, "columns": shape[1]}), list(rounded("weight", weight, "int8"))
+    return packed({"weight": weight, "columns": shape[1]}), list(to_kind("weight", weight, "int8"))
 
 
 def test_attention_and_rounding_in_a_browser_have_the_bits_of_baseline(browser, kernels):
@@ -98,13 +119,31 @@ def playground(kernels):
     return page
 
 
-HEAR = "document.addEventListener('sa-chosen', ({ detail }) => { window.heard = { ...detail, numbers: [...detail.numbers] } })"
+HEAR = (
+    "document.addEventListener('sa-chosen', "
+    "({ detail }) => { window.heard = { ...detail, numbers: [...detail.numbers] } })"
+)
 
 
-@pytest.mark.parametrize(("typed", "width", "scheme"), [
-    ({"heads": "4", "key heads": "2", "window to the left": "3", "softcap": "2", "dropout": "0.2", "seed of dropout": "7"}, 390, "dark"),
-    ({"ALiBi’s slope": "0.5", "scale": "0.3"}, 1280, "light"), ({"Query": "1 0 2\n0.5 1 1"}, 768, "light"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "width", "scheme"),
+    [
+        (
+            {
+                "heads": "4",
+                "key heads": "2",
+                "window to the left": "3",
+                "softcap": "2",
+                "dropout": "0.2",
+                "seed of dropout": "7",
+            },
+            390,
+            "dark",
+        ),
+        ({"ALiBi’s slope": "0.5", "scale": "0.3"}, 1280, "light"),
+        ({"Query": "1 0 2\n0.5 1 1"}, 768, "light"),
+    ],
+)
 def test_the_playground_shows_what_its_python_computes(opened, playground, typed, width, scheme):
     page = opened(playground, width=width, color_scheme=scheme)
     page.evaluate(HEAR)
@@ -142,9 +181,9 @@ def test_a_long_text_is_a_picture_and_faults_are_sentences(opened, playground):
     page.wait_for_selector("canvas")
     page.locator("canvas").focus()
     page.keyboard.press("ArrowRight")
-    assert line.inner_text().startswith("a (row 0) takes 0.")
+    assert line.inner_text().startswith("a (row 0) gives weight 0.")
     page.get_by_label("heads", exact=True).fill("two")
-    assert line.inner_text() == "“two” cannot be the field heads."
+    assert line.inner_text() == "“two” is not a valid value for heads."
     page.get_by_label("heads", exact=True).fill("1")
     words.fill("word " * 5000)
     assert line.inner_text() == "A text has 1 to 4,096 words here, not 5000."
@@ -154,8 +193,12 @@ def test_one_sentence_says_what_to_do_without_webassembly_or_a_worker(browser, p
     path = playground.save(tmp_path / "page.html")
     for script, said in [
         ("delete globalThis.WebAssembly", "This browser cannot run WebAssembly"),
-        ("const { Worker } = globalThis; globalThis.Worker = function (url) { return (globalThis.last = new Worker(url)); }", "The computation has ended"),
-    ]:  # fmt: skip
+        (
+            "const { Worker } = globalThis; "
+            "globalThis.Worker = function (url) { return (globalThis.last = new Worker(url)); }",
+            "The computation has ended",
+        ),
+    ]:
         page = browser.new_page()
         page.clock.install()
         page.add_init_script(script)

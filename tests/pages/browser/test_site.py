@@ -1,4 +1,5 @@
-"""The site that `tools/site` builds: its links, what its pages say of themselves, what they fetch, the way to answers, axe, the search."""
+"""The site that `tools/site` builds: its links, what its pages say of themselves, what they fetch, the way to
+answers, axe, the search."""
 
 import importlib
 import json
@@ -17,19 +18,50 @@ if "SELFATTN_SITE" not in os.environ:
     pytest.skip(
         "tools/site FOLDER builds the site, and SELFATTN_SITE=FOLDER names it", allow_module_level=True
     )
+selfattn_models = pytest.importorskip("selfattn_models", reason="the site shows both packages")
 SITE = Path(os.environ["SELFATTN_SITE"]).resolve()
 KINDS = [
-    "index.html", "index.de.html", "index.fr.html", "lessons.html", "docs/index.html", "docs/guide/semantics.html",
-    "docs/guide/benchmarks.html", "docs/guide/coming_from/pytorch.html", "docs/measurements/attention.html", "gallery/index.html",
-    "gallery/padding.html", "gallery/banks.html", "asked/index.html", "asked/h_filter.html", "api/index.html",
-    "api/selfattn.optim.html", "notebooks/3_basics.html", "csrc/README.html", "search.html", "genindex.html",
-]  # fmt: skip
+    "index.html",
+    "index.de.html",
+    "index.fr.html",
+    "lessons.html",
+    "docs/index.html",
+    "docs/guide/semantics.html",
+    "docs/guide/benchmarks.html",
+    "docs/guide/coming_from/pytorch.html",
+    "docs/measurements/attention.html",
+    "gallery/index.html",
+    "gallery/padding.html",
+    "asked/index.html",
+    "asked/a_weights.html",
+    "api/index.html",
+    "api/selfattn.optim.html",
+    "notebooks/3_basics.html",
+    "csrc/README.html",
+    "models/README.html",
+    "models/docs/index.html",
+    "models/docs/guide/models.html",
+    "models/docs/guide/coming_from/sentence_transformers.html",
+    "models/docs/measurements/search.html",
+    "models/gallery/index.html",
+    "models/gallery/banks.html",
+    "models/asked/index.html",
+    "models/asked/h_filter.html",
+    "models/api/index.html",
+    "models/api/selfattn_models.search.html",
+    "models/notebooks/8_heads.html",
+    "search.html",
+    "genindex.html",
+]
 # Questions of the start page, and what answers them on the page that a click opens.
 QUESTIONS = {
-    "mask padding?": "key_lengths=", "see what my model attends to?": "selfattn explore", "search my text?": "selfattn search",
-    "know how fast it is on my CPU?": "ms, NumPy", "use it from PyTorch?": "selfattn.interop.torch",
-    "run it on two machines?": "on any scheduler’s address",
-}  # fmt: skip
+    "mask padding?": "key_lengths=",
+    "see what my model attends to?": "selfattn explore",
+    "search my text?": "selfattn search",
+    "know how fast it is on my CPU?": "ms, NumPy",
+    "use it from PyTorch?": "selfattn.interop.torch",
+    "run it on two machines?": "client of any scheduler",
+}
 
 
 class Parsed(HTMLParser):
@@ -113,14 +145,25 @@ def test_one_click_from_the_start_answers(pages):
 
 def test_every_public_name_has_its_docs(pages):
     ids = {each for page in pages.values() for each in page.ids}
-    modules = [importlib.import_module(f"selfattn.{name}") for name in sa._MODULES]
-    public = [(module, name) for module in [sa, *modules] for name in getattr(module, "__all__", ())]
+    modules = [
+        importlib.import_module(f"{package.__name__}.{name}")
+        for package in (sa, selfattn_models)
+        for name in package._MODULES
+        if name != "interop"
+    ]
+    public = [
+        (module, name)
+        for module in [sa, selfattn_models, *modules]
+        for name in getattr(module, "__all__", ())
+    ]
     names = {  # what functional has too has its docs there
         f"{module.__name__}.{name}"
         for module, name in public
         if module is sa.functional or getattr(module, name) is not getattr(sa.functional, name, module)
     }
     assert names - {each.removeprefix("module-") for each in ids} == set()
+    for name in sa.interop.__all__:  # modules, some of them other names of the second package's
+        assert {f"module-{package}.interop.{name}" for package in ("selfattn", "selfattn_models")} & ids, name
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])

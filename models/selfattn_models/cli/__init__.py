@@ -1,0 +1,1 @@
+"""Commands of the program ``selfattn``, which finds them by the entry-point group ``selfattn.commands``."""

@@ -1,0 +1,174 @@
+"""The model of an index: what embeds its texts and its queries, and how it is known again."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfattn import nn
+from selfattn.engine import SIMILARITIES, Array, as_array, quoted, unit_rows
+from selfattn_models._encoders import as_encoder, encoder, with_settings
+from selfattn_models._pretrained import Pretrained
+from selfattn_models._text_encoder import TextEncoder
+from selfattn_models.search._store import Generation
+
+READ = (".json", ".safetensors", ".model")  # endings of the files that make a model
+NEAR = 0.01  # how far a text's embedding may be from the one that is stored, relative to its length
+GIVE = "Index.open(path, model=…) takes it from another place"
+
+
+class Model:
+    """An encoder of texts: one that ``models.load`` returns, or any object with ``encode``, or a function.
+
+    It has the methods and attributes of what was given; ``encode_document`` and ``encode_query`` always exist.
+    """
+
+    def __init__(self, given: Any, name: str | None = None) -> None:
+        inner = getattr(given, "model", None)  # of interop's class
+        given = inner if isinstance(inner, TextEncoder) else given
+        self.given = given
+        self.name = name or getattr(given, "__qualname__", type(given).__qualname__)
+        self._pipeline = given.pipeline if isinstance(given, TextEncoder) else None
+        named = self._pipeline.similarity if self._pipeline else getattr(given, "similarity_fn_name", None)
+        self.similarity: str = named if named in SIMILARITIES else "cosine"
+        self._document, self._query = (_method(given, f"encode_{kind}") for kind in ("document", "query"))
+
+    @property
+    def prompt(self) -> str:
+        """The text that is put before each document."""
+        return self._pipeline.prompts.get("document", "") if self._pipeline else ""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "given":
+            raise AttributeError(name)
+        return getattr(self.given, name)
+
+    def encode_document(self, texts: Sequence[str]) -> Array:
+        """Compute embeddings of texts that are searched, (n, d) in float32."""
+        return self._rows(self._document, texts)
+
+    def encode_query(self, texts: Sequence[str]) -> Array:
+        """Compute embeddings of queries, (n, d) in float32."""
+        return self._rows(self._query, texts)
+
+    def _rows(self, function: Callable[[list[str]], Any], texts: Sequence[str]) -> Array:
+        found = as_array("embeddings", function(list(texts)))
+        if found.ndim != 2 or len(found) != len(texts) or not found.shape[1] or found.dtype.kind != "f":
+            what = f"{len(texts)} rows of floats, not {found.dtype} of shape {found.shape}"
+            raise ValueError(f"{self.name} must return {what}")
+        with np.errstate(over="ignore"):
+            rows = np.ascontiguousarray(found, np.float32)
+        if not (finite := np.isfinite(rows).all(axis=1)).all():
+            n = int(np.argmin(finite))
+            raise ValueError(f"{self.name} made an embedding that is not finite, of {quoted(texts[n])}")
+        return rows
+
+    def rows_for(self, now: Generation, rows: Array) -> Array:
+        """Return embeddings as an index holds them; an error if it has others of another width."""
+        if now.width and rows.shape[1] != now.width:
+            what = f"makes embeddings of width {rows.shape[1]}; the index has {now.width}"
+            raise ValueError(f"{self.name} {what}")
+        return normalized(rows, now.metric)
+
+    def check(self, now: Generation) -> None:
+        """Refuse a model that makes another embedding of the first text than the one that an index holds."""
+        text, stored = now.passage(0), now.vectors[0]
+        made = self.rows_for(now, self.encode_document([text]))[0]
+        if np.linalg.norm(made - stored) > NEAR * max(float(np.linalg.norm(stored)), 1e-12):
+            what = f"than the one that made {now.data.parent}: it embeds {quoted(text)} otherwise"
+            raise ValueError(f"{self.name} is another model {what}")
+
+
+def normalized(rows: Array, metric: str) -> Array:
+    """Return embeddings as an index holds them: for the cosine of length 1, in float32."""
+    return np.ascontiguousarray(unit_rows(rows) if metric == "cosine" else rows, np.float32)
+
+
+def _method(given: Any, name: str) -> Callable[[list[str]], Any]:
+    """Return a method, or ``encode``, or a function itself."""
+    if not callable(method := getattr(given, name, getattr(given, "encode", given))):
+        what = "a folder, a model of models.load, or a function of a list of texts"
+        raise TypeError(f"model must be {what}, not {quoted(given)}")
+    return method  # type: ignore[no-any-return]
+
+
+def model_of(given: Any) -> tuple[Model, dict[str, Any]]:
+    """Return a model, and what the manifest says of it."""
+    if isinstance(given, str | os.PathLike):
+        folder = Path(given).absolute()
+        return Model(encoder(folder), str(folder)), of_folder(folder)
+    model = Model(as_encoder(given) if isinstance(given, Pretrained | nn.EmbeddingModel) else given)
+    source: Path | None = getattr(model.given, "_folder", None)
+    if isinstance(model.given, TextEncoder) and source is not None and source.is_dir():
+        own = {"dtype": model.given.dtype, "prompts": dict(model.given.pipeline.prompts)}
+        return model, of_folder(source.absolute()) | own
+    return model, {"name": model.name, "folder": None}
+
+
+def of_folder(folder: Path) -> dict[str, Any]:
+    """Return what tells whether a model's folder is the same: its name, and its files' sizes, times and digest."""
+    return {"name": str(folder), "folder": str(folder), "state": _state(folder), "digest": _digest(folder)}
+
+
+def _files(folder: Path) -> list[Path]:
+    every = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
+    return [path for path in every if not any(part[0] == "." for part in path.relative_to(folder).parts)]
+
+
+def _state(folder: Path) -> list[list[Any]]:
+    return [
+        [str(each.relative_to(folder)), each.stat().st_size, each.stat().st_mtime_ns]
+        for each in _files(folder)
+    ]
+
+
+def _digest(folder: Path) -> str:
+    total = hashlib.blake2b(digest_size=16)
+    for path in _files(folder):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, functools.partial(hashlib.blake2b, digest_size=16)).digest()
+        total.update(os.fsencode(path.relative_to(folder)) + b"\0" + content)
+    return total.hexdigest()
+
+
+def model_of_manifest(where: Path, entry: Any, given: Any) -> tuple[Callable[[], Model], dict[str, Any]]:
+    """Return what loads the model of an index that is opened, and what the manifest will say of it.
+
+    An error if the folder is not there, or is another one; ``given`` is a folder or a model in its place, ``where``
+    the manifest.
+    """
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: model must be an object")
+    made, dtype, prompts = (entry.get(name) for name in ("folder", "dtype", "prompts"))
+    if not isinstance(made, str | None) or not isinstance(prompts, dict | None):
+        raise ValueError(f"{where}: the model's folder must be a text, and its prompts an object")
+    if given is not None and not isinstance(given, str | os.PathLike):
+        model, changed = model_of(given)
+        return lambda: model, changed if changed["folder"] else dict(entry)
+    if (source := made if given is None else given) is None:
+        name = entry.get("name")
+        raise ValueError(f"{name} made this index, and is not a folder: Index.open(path, model=…) takes it")
+    folder = Path(source).absolute()
+    if not folder.is_dir():
+        what = f"the model that made this index has moved; {GIVE}" if given is None else "not a folder"
+        raise FileNotFoundError(errno.ENOENT, what, str(folder))
+    if made != str(folder) or _state(folder) != entry.get("state"):
+        now = of_folder(folder)
+        if made is not None and now["digest"] != entry.get("digest"):
+            what = f"has changed since it made this index; {GIVE}"
+            what = what if given is None else f"is another model than the one that made this index, {made}"
+            raise ValueError(f"{folder} {what}")
+        entry = {**entry, **now}
+
+    def load() -> Model:
+        loaded = encoder(folder, dtype)
+        return Model(with_settings(loaded, str(where), prompts) if prompts else loaded, str(folder))
+
+    return load, dict(entry)

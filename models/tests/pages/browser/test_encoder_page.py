@@ -1,0 +1,225 @@
+"""The page of an encoder has the bits of "baseline", finds what is nearest, keeps choices while one types, and names
+what it cannot run."""
+
+import base64
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+from instruction_sets import using
+from page_driver import CONTRASTS, then
+from pretrained_data import DATA
+
+import selfattn as sa
+import selfattn_models as models
+from selfattn.engine import weights
+from selfattn.steps.transformer import states
+from selfattn.views.live_pages import read_kernels
+from selfattn_models import _pipeline
+from selfattn_models.pages.live_pages import LIVE_PAGES
+from selfattn_models.pages.texts import own
+
+SCRIPTS = ("compute.js", "live/kernel.js", *own("live/readers.js", "live/encoder.js"))
+FAMILIES = {"bert": models.BertModel, "distilbert": models.DistilBertModel, "roberta": models.RobertaModel}
+
+COMPUTE = """async ([wasm, folders]) => {
+    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const text = (array) => btoa(
+        new Uint8Array(array.buffer, array.byteOffset, array.byteLength)
+            .reduce((all, byte) => all + String.fromCharCode(byte), ""),
+    );
+    const kernel = await Kernel.load(bytes(wasm)), found = [];
+    for (const { files, kind, reads } of folders) {
+        const given = Object.entries(files).map(([path, content]) => ({ path, file: new Blob([bytes(content)]) }));
+        const encoder = await Encoder.of(kernel, await readModel(given), "drawn", kind);
+        found.push(...reads.map((read) => Object.values(encoder.compute(read, true)).map(text)));
+        encoder.model.free();
+    }
+    return found;
+}"""
+
+
+def drawn_folder(rng, folder, kind):
+    """Save a drawn encoder, in int8 if the kind is "stored"; return its tokens and types to read."""
+    heads, width = int(rng.choice([1, 2, 3])), int(rng.choice([2, 5, 16, 33]))
+    d, family, vocabulary = heads * width, str(rng.choice(list(FAMILIES))), int(rng.integers(20, 60))
+    names = "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act"
+    if family == "distilbert":
+        names = "dim n_layers n_heads hidden_dim activation"
+    layers, hidden = int(rng.integers(1, 4)), int(rng.choice([8, 129, 260]))
+    values = d, layers, heads, hidden, str(rng.choice(["gelu", "gelu_new", "relu", "silu"]))
+    config = {"model_type": family, "vocab_size": vocabulary, "max_position_embeddings": 80}
+    config |= dict(zip(names.split(), values, strict=True)) | {"initializer_range": 0.3}
+    model = FAMILIES[family](config, rng=int(rng.integers(1 << 30)))
+    for array in model.arrays.values():
+        np.add(array, rng.normal(0, 0.1, array.shape), array, casting="same_kind")
+    models.save(model.quantize("int8") if kind == "stored" else model, folder)
+    modes = rng.choice(
+        ["mean", "cls", "max", "lasttoken"], int(rng.choice([1, 1, 2])), replace=False
+    ).tolist()
+    modules = [
+        ("Transformer", ""),
+        ("Pooling", "1_Pooling"),
+        *([("Normalize", "2_Normalize")] if rng.random() < 0.5 else []),
+    ]
+    (folder / "modules.json").write_text(
+        json.dumps(
+            [
+                {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{name}"}
+                for n, (name, path) in enumerate(modules)
+            ]
+        )
+    )
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text(
+        json.dumps({"word_embedding_dimension": d, "pooling_mode": modes})
+    )
+    for length in rng.choice([1, 2, 3, 16, 17, 64], 2).tolist():
+        first = int(rng.integers(length + 1)) if family == "bert" else length
+        yield {
+            "ids": rng.integers(1, vocabulary, length).tolist(),
+            "types": [0] * first + [1] * (length - first),
+        }
+
+
+def computed(model, read):
+    """The embedding, and the weights of all heads: layer by layer, by the functions of arrays."""
+    ids, starts, types = np.array(read["ids"]), np.array([0, len(read["ids"])]), np.array(read["types"])
+    types, modes = types if types.any() else None, model.pipeline.modes
+    if len(modes) == 1 and modes[0] in _pipeline.IN_CORE:
+        row = model._rows(ids, starts, _pipeline.IN_CORE[modes[0]], types)
+    else:
+        row = _pipeline.pool(model._rows(ids, starts, None, types), starts, modes, [0])
+    settings, rows = model._inputs(model._built(len(ids))[0], ids, starts, types)
+    shown = []
+    for layer, x in zip(settings.layers, states(settings, rows), strict=False):
+        q, k = (
+            weights.multiply(x, own.weight, own.bias).reshape(len(x), layer.num_heads, -1).swapaxes(0, 1)
+            for own in (layer.query, layer.key)
+        )
+        shown.append(sa.scaled_dot_product_attention(q, k, k, return_weights=True)[1])
+    return model.pipeline.finish(row, None)[0], np.stack(shown)
+
+
+def test_drawn_encoders_have_the_bits_of_baseline(browser, kernels, tmp_path):
+    rng, folders, wanted = np.random.default_rng(54), [], []
+    with using("baseline"):
+        for n in range(27):
+            kind, folder = ["float32", "int8", "stored"][n % 3], tmp_path / str(n)
+            reads = list(drawn_folder(rng, folder, kind))
+            model = models.load(folder, dtype="int8" if kind == "int8" else None)
+            wanted += [computed(model, read) for read in reads]
+            paths = [path for path in folder.rglob("*") if path.is_file()]
+            files = {
+                str(path.relative_to(folder)): base64.b64encode(path.read_bytes()).decode() for path in paths
+            }
+            folders.append({"files": files, "kind": "int8" if kind == "int8" else "float32", "reads": reads})
+    page = browser.new_page()
+    more = "globalThis.tokenizerOf = async () => ({}); Object.assign(globalThis, { Kernel, Encoder, readModel });"
+    page.add_script_tag(content=then(SCRIPTS, more))
+    found = page.evaluate(COMPUTE, [base64.b64encode(kernels.read_bytes()).decode(), folders])
+    page.close()
+    different = [
+        n
+        for n, (pair, own) in enumerate(zip(found, wanted, strict=True))
+        if [base64.b64decode(text) for text in pair] != [x.tobytes() for x in own]
+    ]
+    assert len(found) == 54 and different == []
+
+
+@pytest.fixture
+def typed(opened, kernels):
+    page = LIVE_PAGES["encoder"](read_kernels(kernels), "en")
+    assert len(page.html.encode()) < 600_000
+    found = opened(page, width=390, color_scheme="dark")
+
+    def write(text, *, side=0):
+        """Type a sentence and wait until the page has looked at it."""
+        found.get_by_role("textbox").nth(side).fill(text)
+        found.wait_for_function(
+            "text => document.querySelector('[data-looked]')?.dataset.looked.includes(text)", arg=text
+        )
+        return found
+
+    return write
+
+
+def near(page):
+    page.locator(".sa-near li").first.wait_for()
+    return [row.inner_text().split("\n") for row in page.locator(".sa-near li").all()]
+
+
+def test_the_toy_knows_two_banks_and_keeps_what_was_chosen(typed):
+    page = typed("the bank and the money")
+    money = {"this money is in the account", "the clerk has cash", "the loan has interest"}
+    assert {text for _, text in near(page)[:3]} == money
+    page.get_by_role("option").nth(0).click()
+    page.locator(".sa-text button", has_text="bank").click()
+    page.get_by_role("button", name="only bank").click()
+    page = typed("we saw the bank and the stream")
+    assert page.get_by_role("option").nth(0).get_attribute("aria-selected") == "true"
+    assert page.locator(".sa-text [aria-pressed=true]").inner_text() == "bank"
+    assert page.get_by_role("button", name="only bank").get_attribute("aria-pressed") == "true"
+    assert {text for _, text in near(page)[:3]} == {
+        "the boat is in the water",
+        "we saw fish in the stream",
+        "the mud is near the reeds",
+    }
+    assert min(ratio for _, ratio in page.evaluate(CONTRASTS)) >= 4.5
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_role("button", name="Compare").click()
+    page = typed("the bank and the money", side=1)
+    assert float(page.locator(".sa-fields strong").inner_text().split(": ")[1].replace("−", "-")) < 0
+
+
+def test_what_is_no_model_is_said_and_the_model_stays(typed, tmp_path):
+    page, folder = typed("the bank"), tmp_path / "model"
+    sizes = {"vocab_size": 9, "hidden_size": 4, "intermediate_size": 4}
+    model = models.BertModel(sizes | {"num_hidden_layers": 1, "num_attention_heads": 1}, rng=0)
+    models.save(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    for change, said in (
+        ({"model_type": "modernbert"}, "does not run modernbert. It runs"),
+        ({"position_embedding_type": "relative_key"}, 'position_embedding_type: "relative_key"'),
+        ({"vocab_size": 8}, "has the shape 9×4, and config.json says 8×4"),
+        ({"num_hidden_layers": 2}, "no weights of the name encoder.layer.1"),
+        ({}, "no tokenizer.json"),
+    ):
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("config.json", json.dumps(config | change))
+            archive.write(folder / "model.safetensors", "model.safetensors")
+        page.locator("input[accept]").set_input_files(
+            {"name": "model.zip", "mimeType": "application/zip", "buffer": content.getvalue()}
+        )
+        page.locator("[role=status]", has_text=said).wait_for()
+        page = typed(f"the bank {'and ' * len(said)}")
+
+
+@pytest.mark.skipif(
+    not (DATA / "all-MiniLM-L6-v2/modules.json").exists(), reason="MiniLM is not on this disk"
+)
+def test_minilm_in_the_page_finds_what_python_finds(typed, tmp_path):
+    with using("baseline"):
+        model = models.load(DATA / "all-MiniLM-L6-v2", dtype="int8")
+        models.save(model, tmp_path / "minilm")
+        query = "A storm at sea!"
+        texts = [
+            "The waves rose, and the ship sank.",
+            "Tea with milk, naïvely brewed.",
+            "Ein Sturm auf See 天気",
+        ]
+        wanted = sorted(
+            zip(model.similarity(model.encode(query), model.encode(texts))[0].tolist(), texts, strict=True),
+            reverse=True,
+        )
+    page = typed("the bank")
+    page.locator("input[webkitdirectory]").set_input_files(tmp_path / "minilm")
+    page.locator(".sa-thumb").nth(71).wait_for()
+    page.locator("textarea").fill("\n".join(texts))
+    page = typed(query)
+    page.locator(".sa-near li", has_text="Sturm").wait_for()
+    assert near(page) == [[f"{score:.2f}".replace("-", "−"), text] for score, text in wanted]
+    assert page.locator(".sa-text button").all_inner_texts() == model.tokens(query)

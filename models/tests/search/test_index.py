@@ -1,0 +1,417 @@
+"""An index of texts: what it finds against scores in float64, what is embedded, which states are refused."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from refusals import refusals
+
+import selfattn_models as models
+from selfattn_models import search
+from selfattn_models.search import _ranking
+
+WORDS = [f"w{n}" for n in range(60)]
+WIDTH = 24
+
+
+class Words:
+    """A model that adds up a random vector for each word, and keeps the texts that it was given."""
+
+    def __init__(self, seed=0, width=WIDTH):
+        rng = np.random.default_rng(seed)
+        self.table = {word: rng.standard_normal(width) for word in WORDS}
+        self.given = []
+
+    def __call__(self, texts):
+        self.given += texts
+        return np.array([sum(self.table[word] for word in text.split()) for text in texts], np.float32)
+
+
+def drawn(n, seed=1, most=6):
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(2, most + 1))) for _ in range(n)]
+
+
+@pytest.fixture
+def model():
+    return Words()
+
+
+@pytest.fixture
+def index(tmp_path, model):
+    return search.Index.create(tmp_path / "index", model)
+
+
+def exact(metric, query, vectors):
+    """Scores in float64."""
+    q, x = query.astype(np.float64), vectors.astype(np.float64)
+    if metric == "cosine":
+        return x @ q / np.linalg.norm(x, axis=1) / np.linalg.norm(q)
+    return x @ q if metric == "dot" else -np.linalg.norm(x - q, 1 if metric == "manhattan" else 2, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("metric", "dtype"),
+    [
+        ("cosine", "float32"),
+        ("cosine", "int8"),
+        ("dot", "float32"),
+        ("dot", "int8"),
+        ("euclidean", "float32"),
+        ("manhattan", "float32"),
+    ],
+)
+def test_hits_are_those_of_exact_scores(tmp_path, model, metric, dtype):
+    texts = drawn(700)
+    index = search.Index.create(tmp_path / "index", model, dtype, metric)
+    index.add(texts[:300], metadata=[{"n": n % 3} for n in range(300)])
+    index.add(texts[300:], metadata=[{"n": n % 3} for n in range(300, 700)])
+    gone = list(range(0, 700, 7))
+    index.delete(gone)
+    rows, queries = model(texts), drawn(5, seed=2)
+    for where in (None, {"n": 2}, {"n": [0, 1]}):
+        may = [n for n in range(700) if n not in gone and (where is None or n % 3 in np.ravel(where["n"]))]
+        found = index.search(queries, 9, where)
+        for query, hits in zip(model(queries), found, strict=True):
+            scores = exact(metric, query, rows)
+            # A sum of d products in float32, of rows that were rounded when they were scaled to length 1.
+            error = 2 * WIDTH * np.finfo(np.float32).eps * max(1, np.abs(scores).max())
+            got = [scores[hit.id] for hit in hits]
+            np.testing.assert_allclose([hit.score for hit in hits], got, rtol=0, atol=error)
+            np.testing.assert_allclose(got, np.sort(scores[may])[::-1][:9], rtol=0, atol=error)
+            assert all(hit.id in may and hit.text == texts[hit.id] for hit in hits)
+        assert [index.search(each, 9, where) for each in queries] == found  # scores too, to the bit
+
+
+def test_a_text_is_embedded_once(index, model):
+    texts = drawn(50)
+    assert index.add(texts) == list(range(50))
+    assert model.given == list(dict.fromkeys(texts))
+    model.given.clear()
+    index.add([texts[3], "w0 w0 w0", texts[3]], ids=["a", "b", "c"])
+    index.delete(["a", 3])
+    index.add([texts[3]])  # a deleted text's embedding is still here
+    assert model.given == ["w0 w0 w0"]
+    assert index.ids == [*(n for n in range(50) if n != 3), "b", "c", 50]
+    assert np.array_equal(index.vectors[-1], index.vectors[-2])
+
+
+def test_an_id_is_replaced(index, model):
+    index.add(["w1 w2", "w3", "w4"], ids=["1", 1, -7], metadata=[{"a": 1}, {"a": 2}, {"b": None}])
+    before = (index.folder / "manifest.json").read_bytes()
+    index.add(["w3"], ids=[1], metadata=[{"a": 2}])
+    assert (index.folder / "manifest.json").read_bytes() == before  # nothing has changed
+    index.add(["w5", "w3"], ids=["1", 1], metadata=[{"a": 3}, {"a": 4}])
+    assert index.ids == [-7, "1", 1] and index.texts == ["w4", "w5", "w3"] and len(index) == 3
+    assert index.metadata == [{"b": None}, {"a": 3}, {"a": 4}]
+    assert [hit.id for hit in index.search("w1 w2 w5", where={"a": [1, 2, 3]})] == ["1"]
+    assert index.add(["w9"]) == [2]  # the next number
+    index.delete(1)
+    with pytest.raises(ValueError, match="there is no id 1; 1 of 1 are missing"):
+        index.delete(1)
+    index.add(["w3"], ids=[1], metadata=[{"a": 4}])  # as it was before
+    assert index.ids == [-7, "1", 2, 1]
+
+
+def test_where_knows_types(index):
+    values = [1, "1", True, 1.0, None, False, 0, [1], {"x": 1}, 1.5, "é"]
+    index.add(drawn(len(values)), metadata=[{"v": value, "w": n % 2} for n, value in enumerate(values)])
+
+    def found(**where):
+        return sorted(hit.id for hit in index.search("w1", 99, where))
+
+    assert found(v=1) == found(v=1.0) == found(v=np.int64(1)) == [0, 3]
+    assert found(v="1") == [1] and found(v=True) == [2] and found(v=None) == [4] and found(v=False) == [5]
+    assert found(v=[1, "é", 1.5]) == found(v=np.array([1, "é", 1.5], object)) == [0, 3, 9, 10]
+    assert found(v=[1, True], w=0) == [0, 2] and found(v=[]) == found(v="none") == []
+
+
+def add_nothing(index, what):
+    index.add(["w1"], ids=["old"])
+    try:
+        index.add(**({"texts": ["w1"]} | what))
+    finally:
+        assert index.ids == ["old"]
+
+
+test_wrong_texts_change_nothing = refusals(
+    ({"texts": "w1"}, "texts must be a list"),
+    ({"texts": ["w1", None]}, "text 1 is None, not a str; a text is missing"),
+    ({"texts": ["w1 \ud800"]}, "text 0, .* is not Unicode"),
+    ({"texts": b"w1"}, "texts must be a list"),
+    ({"ids": "a"}, TypeError, "ids must be a sequence"),
+    ({"ids": 5}, TypeError, "ids must be a sequence of str or int, not 5"),
+    ({"ids": [2**62]}, "id 0 is 4611686018427387904; a number must be below"),
+    ({"ids": [1.5]}, TypeError, "id 0 must be a str or an int, not 1.5"),
+    ({"ids": [True]}, TypeError, "id 0 must be a str or an int, not True"),
+    ({"texts": ["w1", "w2"], "ids": [1, 1]}, "ids 0 and 1 are both 1"),
+    ({"texts": ["w1", "w2"], "ids": [1]}, "1 ids for 2 texts"),
+    ({"metadata": [{"a": float("nan")}]}, "metadata 0: 'a' is nan, which JSON"),
+    ({"metadata": [{"a": {1}}]}, TypeError, r"metadata 0: 'a' is \{1\}, which JSON"),
+    ({"metadata": [{"a": {1: 2}}]}, r"metadata 0: 'a' is \{1: 2\}, which JSON"),
+    ({"metadata": 5}, TypeError, "metadata must be a sequence of mappings, not 5"),
+    ({"metadata": [{1: 2}]}, TypeError, "metadata 0 must be a mapping of names"),
+    ({"metadata": {"a": 1}}, TypeError, "metadata is a dict"),
+    given="index",
+    call=add_nothing,
+)
+
+
+def delete_nothing(index, ids):
+    index.add(["w1", "w2", "w3"], ids=["old", np.int64(1), 2])
+    try:
+        index.delete(ids)
+    finally:
+        index.delete(np.array([1, 2]))
+        assert index.ids == ["old"]
+
+
+test_wrong_ids_delete_nothing = refusals(
+    (["old", "new"], 'there is no id "new"; 1 of 2 are missing'),
+    (b"old", TypeError, "ids must be a sequence of str or int, not b'old'"),
+    (1.0, TypeError, "ids must be a sequence of str or int, not 1.0"),
+    ({"old": 1}, TypeError, "ids is a dict, whose keys would be read"),
+    given="index",
+    call=delete_nothing,
+)
+
+
+def test_an_embedding_that_is_wrong_changes_nothing(tmp_path):
+    made = [np.ones((2, 3))]
+    index = search.Index.create(tmp_path / "index", lambda texts: made[-1])
+    index.add(["a", "b"])
+    nan = np.array([[1, np.nan, 1], [1, 1, 1]])
+    for rows in (nan, np.ones((2, 4)), np.ones((3, 3)), np.ones((2, 3), int)):
+        made.append(rows)
+        for method in (index.add, index.search):
+            with pytest.raises(ValueError, match=r"not finite, of 'c'|of width 4|must return 2 rows of fl"):
+                method(["c", "d"])
+    assert index.texts == ["a", "b"]
+
+
+def test_only_the_same_model_opens_it(tmp_path, index):
+    with pytest.raises(ValueError, match=r"Words made this index, and is not a folder: Index.open\(path, m"):
+        search.Index.open(index.folder)
+    search.Index.open(index.folder, Words(seed=1))  # it is empty
+    index.add(drawn(5))
+    again = search.Index.open(index.folder, Words())
+    assert again.search("w1 w2") == index.search("w1 w2")
+    with pytest.raises(ValueError, match=r"Words is another model than the one that made .*index: it embeds"):
+        search.Index.open(index.folder, Words(seed=1))
+    with pytest.raises(ValueError, match="makes embeddings of width 5; the index has 24"):
+        search.Index.open(index.folder, Words(width=5))
+    for use in (search.Index.open, lambda path: search.Index.delete(SimpleNamespace(folder=path), "a")):
+        with pytest.raises(FileNotFoundError, match="no index is here"):
+            use(tmp_path)
+    with pytest.raises(FileExistsError, match="the folder is not empty"):
+        search.Index.create(index.folder, Words())
+    with pytest.raises(ValueError, match="int8 works with cosine and dot, not euclidean"):
+        search.Index.create(tmp_path / "other", Words(), "int8", "euclidean")
+    with pytest.raises(TypeError, match="model must be a folder"):
+        search.Index.create(tmp_path / "other", 5)
+    sizes = {"model_type": "gpt2", "vocab_size": 9, "n_embd": 4, "n_head": 1, "n_layer": 1}
+    with pytest.raises(TypeError, match="GPT2LMHeadModel, which makes no embeddings of texts"):
+        search.Index.create(tmp_path / "other", models.GPT2LMHeadModel(sizes))
+
+
+@pytest.fixture
+def searched(index):
+    index.add(["w1", "w2"], metadata=[{"v": 1}, {"w": 1}])
+    assert len(index.search("w1", 10**30)) == 2 and index.search([]) == []
+    return index
+
+
+test_wrong_queries_are_named = refusals(
+    ({"query": 5}, ValueError, "queries must be a list or a column of texts, not 5"),
+    ({"query": b"w1"}, ValueError, "queries must be a list or a column of texts, not b'w1'"),
+    ({"query": ["w1", None]}, ValueError, "query 1 is None, not a str"),
+    ({"k": 0}, ValueError, "k must be at least 1, not 0"),
+    ({"where": [1]}, TypeError, "where must be a mapping of fields"),
+    ({"where": {"V": 1}}, ValueError, "no text has the field 'V'; the fields are 'v', 'w'"),
+    ({"where": {"v": {"x": 1}}}, TypeError, r"where: 'v' must be a text.* not \{'x': 1\}"),
+    ({"where": {"v": [1, np.nan]}}, TypeError, "where: 'v' must be a text.* not nan"),
+    ({"hybrid": 0.5}, TypeError, "hybrid must be True or False, not 0.5"),
+    ({"rerank": True}, TypeError, "rerank must be a cross-encoder"),
+    (
+        {"rerank": SimpleNamespace(rank=lambda query, texts: [0.5, 1])},
+        TypeError,
+        r"rank\(\) of SimpleNamespace must return",
+    ),
+    given="searched",
+    call=lambda index, what: index.search(**{"query": "w1"} | what),
+)
+
+
+def test_vacuum_leaves_what_is_alive(index, tmp_path):
+    texts = drawn(150, most=4)
+    index.add(texts, metadata=[{"n": n % 5} for n in range(150)])
+    index.add(texts[:50], ids=range(50), metadata=[{"n": 7}] * 50)  # replaced
+    index.delete(list(range(60, 150, 3)))
+    queries, where = drawn(4, seed=3), {"n": [1, 2, 7]}
+
+    def state():
+        hits = index.search(queries, 500), index.search(queries, 20, where)
+        kept = index.ids, index.texts, index.metadata, index.vectors.tolist()
+        return hits, kept, index.duplicates(), index.duplicates(0.8)
+
+    before, size = state(), sum(path.stat().st_size for path in index.folder.rglob("*"))
+    assert len(index) == 120
+    index.vacuum()
+    assert state() == before
+    assert sum(path.stat().st_size for path in index.folder.rglob("*")) < size
+    assert [path.name for path in index.folder.glob("data-*")] == ["data-2"]
+    index.delete(index.ids)
+    index.vacuum()
+    assert index.search("w1") == index.duplicates(0.5) == [] and index.ids == []
+    assert index.add(["w1"]) == [150]
+
+
+def test_near_texts_are_grouped(index, model, monkeypatch):
+    texts = [*drawn(120, most=3), *drawn(20, most=3)]
+    index.add(texts)
+    index.delete([5, 6])
+    monkeypatch.setattr(_ranking, "BLOCK", 32)
+    rows = model(texts)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    for threshold in (1.0, 0.95, 0.6):
+        alive = [n for n in range(140) if n not in (5, 6)]
+        groups = {n: {n} for n in alive}
+        for a in alive:
+            for b in alive:
+                same = texts[a] == texts[b] or (threshold < 1 and rows[a] @ rows[b] >= threshold)
+                if same and groups[a] is not groups[b]:
+                    groups[a] |= groups[b]
+                    for n in groups[b]:
+                        groups[n] = groups[a]
+        expected = {tuple(sorted(group)) for group in groups.values() if len(group) > 1}
+        assert index.duplicates(threshold) == sorted(map(list, expected)) != []
+    monkeypatch.setattr(_ranking, "MOST_NEAR", 100)
+    with pytest.raises(ValueError, match="100 texts are compared at most; 138 would take some 0 minutes"):
+        index.duplicates(0.9)
+    assert index.duplicates()
+    with pytest.raises(ValueError, match="threshold must be above 0 and at most 1, not 95"):
+        index.duplicates(95)
+
+
+def test_words_are_joined_by_reciprocal_ranks(index):
+    pytest.importorskip("bm25s")
+    texts = ["w1 w2 w3", "w4 w5", "w1 w6 w6", "w7", "w1 w1"]
+    index.add(texts, metadata=[{"n": n % 2} for n in range(5)])
+    query, k = "w1", 60
+    model = [hit.id for hit in index.search(query, k)]
+    # By hand: the text that has only the word is before the two that have it once in three words, which tie.
+    words = {4: 1 / 61, 0: 1 / 62, 2: 1 / 63}
+    sums = {n: 1 / (61 + model.index(n)) + words.get(n, 0) for n in range(5)}
+    found = index.search(query, k, hybrid=True)
+    assert [hit.id for hit in found] == sorted(sums, key=lambda n: (-sums[n], n))
+    assert [hit.score for hit in found] == sorted(sums.values(), reverse=True)
+    assert {hit.id for hit in index.search(query, k, {"n": 1}, hybrid=True)} == {1, 3}
+    index.delete([4])
+    assert 4 not in [hit.id for hit in index.search(query, k, hybrid=True)]
+    assert len(index.search(["w59", "w1"], 2, hybrid=True)[0]) == 2  # a word that no text has
+
+
+def test_a_cross_encoder_sorts_the_best(index):
+    class Shortest:
+        def rank(self, query, documents):
+            self.given = query, documents
+            order = sorted(range(len(documents)), key=lambda n: len(documents[n]))
+            return [{"corpus_id": n, "score": -len(documents[n])} for n in order]
+
+    texts, model = drawn(200), Shortest()
+    index.add(texts)
+    best = [hit.text for hit in index.search("w1", 50)]
+    found = index.search("w1", 3, rerank=model)
+    assert model.given == ("w1", best)
+    assert [hit.score for hit in found] == sorted((-len(text) for text in best), reverse=True)[:3]
+    assert all(hit.text == texts[hit.id] and -len(hit.text) == hit.score for hit in found)
+
+
+# ------------------------------------------------------------------------------------------------- a folder's model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
+    import text_folders
+
+    made = text_folders.save_bert(tmp_path_factory.mktemp("made") / "model")
+    sentence = {"prompts": {"query": "query : ", "document": "a "}, "similarity_fn_name": "dot"}
+    return text_folders.add_pipeline(made, text_folders.old_pooling("mean"), sentence=sentence)
+
+
+def test_a_folders_settings_are_used(tmp_path, folder):
+    import selfattn_models as models
+
+    model, texts = models.load(folder), ["the sea was calm", "old stones", "a ship sailed"]
+    index = search.Index.create(tmp_path / "index", folder)
+    index.add(texts)
+    assert index.metric == "dot" and np.array_equal(index.vectors, model.encode_document(texts))
+    scores = model.similarity(model.encode_query("dark water"), model.encode_document(texts))[0]
+    again = search.Index.open(index.folder).search("dark water")
+    assert [hit.id for hit in again] == np.argsort(-scores).tolist()
+    np.testing.assert_allclose([hit.score for hit in again], np.sort(scores)[::-1], rtol=1e-5)
+    index.model.pipeline.prompts["document"] = "the "
+    index.add(texts[:1], ids=["other prompt"])  # is embedded again
+    assert np.array_equal(index.vectors[-1], model.encode(texts[0], prompt="the "))
+
+
+def test_a_loaded_models_settings_are_kept(tmp_path, folder):
+    import selfattn_models as models
+
+    model = models.load(folder, dtype="int8")
+    model.pipeline.prompts["query"] = "old "
+    index = search.Index.create(tmp_path / "index", model)
+    index.add(["the sea was calm", "old stones"])
+    assert search.Index.open(index.folder).search("water") == index.search("water")
+    with pytest.raises(ValueError, match="BertModel is another model than the one that made"):
+        search.Index.open(index.folder, models.load(folder))
+
+
+def test_a_long_text_is_found_by_a_window(tmp_path, folder):
+    import selfattn_models as models
+
+    model = models.load(folder)
+    long = "The sea was calm. A ship sailed over the dark water near old stones. The old ship was near. Dark"
+    long += " dark" * 40
+    index = search.Index.create(tmp_path / "index", model)
+    index.add(["old stones", long, "the sea"])
+    now = index._current()
+    windows = [now.passage(n) for n in range(len(now.rows)) if now.row(n)[0] == 1]
+    assert windows[:2] == ["The sea was calm.", "A ship sailed over the dark water near old stones."]
+    assert " ".join(windows).split() == long.split()
+    assert all(len(model.tokenizer.encode("a " + window).ids) <= model.max_seq_length for window in windows)
+    queries = ["the sea was calm .", "a ship sailed over the dark water near old stones .", "dark dark dark"]
+    for query, hits in zip(queries, index.search(queries, k=3), strict=True):
+        assert sorted(hit.id for hit in hits) == [0, 1, 2]
+        hit = next(hit for hit in hits if hit.id == 1)
+        scores = model.similarity(model.encode_query(query), model.encode_document(windows))[0]
+        assert hit.text[slice(*hit.span)] == windows[int(np.argmax(scores))]
+        assert all(other.span is None for other in hits if other.id != 1)
+    index.add([long], ids=["again"])
+    first, second, *_ = index.search(queries[0], 9)
+    assert first.span == second.span
+
+
+def test_a_folder_that_moved_or_changed_is_refused(tmp_path, folder):
+    import shutil
+
+    model = shutil.copytree(folder, tmp_path / "model")
+    index = search.Index.create(tmp_path / "index", model)
+    index.add(["the sea"])
+    (model / "config.json").touch()  # another time, but the same bytes
+    assert search.Index.open(index.folder).search("the sea")[0].id == 0
+    moved = shutil.move(model, tmp_path / "moved")
+    moved_away = r"the model that made this index has moved; Index.open\(path, model=…\)"
+    with pytest.raises(FileNotFoundError, match=moved_away):
+        search.Index.open(index.folder)
+    again = search.Index.open(index.folder, moved)
+    again.add(["old stones"])
+    assert search.Index.open(index.folder).ids == [0, 1]  # the new place is kept
+    config = json.loads((moved / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-6}))
+    with pytest.raises(ValueError, match="moved has changed since it made this index"):
+        search.Index.open(index.folder)
+    with pytest.raises(ValueError, match="moved is another model than the one that made this index"):
+        search.Index.open(index.folder, moved)

@@ -1,0 +1,112 @@
+"""A folder of all pages and a start page, for a web server or a USB stick: every link is relative."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import ClassVar
+
+from selfattn.views.document import Document
+from selfattn.views.gpt import gpt_page
+from selfattn.views.language import OWN_NAMES, PLURALS, fill, in_language, say
+from selfattn.views.live_pages import live_pages, read_kernels
+from selfattn.views.texts import START
+from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
+from selfattn.views.writing import text
+
+EXERCISE = "_exercise"  # after the name of a lesson
+
+
+@dataclass(frozen=True, repr=False)
+class _FirstPage(Document):
+    styles: ClassVar[tuple[str, ...]] = ("first_page.css",)
+
+
+def write_pages(
+    folder: str | os.PathLike[str],
+    *,
+    lang: str | Sequence[str] = "en",
+    kernels: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Write all pages and a start page: the lessons, their exercises, a GPT.
+
+    Other packages add pages, as the entry-point group ``selfattn.pages`` names them: selfattn-models adds those of
+    models.
+
+    Parameters
+    ----------
+    folder : path
+        Made if it does not exist. Pages of the same names are replaced, other files stay.
+    lang : {"en", "de", "fr"}, or several
+        The pages of each language; those of the second one and of later ones have its name in theirs: ``gpt.de.html``.
+    kernels : path, optional
+        The core in WebAssembly, which ``make -C csrc wasm-library`` builds: writes the live pages too. Another file
+        is a ValueError.
+
+    Returns
+    -------
+    Path
+        Of the start page. A file that has the name of a page, but is none, is a FileExistsError, and nothing is
+        written.
+    """
+    langs = [lang] if isinstance(lang, str) else list(dict.fromkeys(lang))
+    if not langs:
+        raise ValueError(f"lang is empty; the languages are {', '.join(PLURALS)}")
+    ends = {each: f".{each}.html" if n else ".html" for n, each in enumerate(langs)}
+    pages = {each: dict(_pages(each)) for each in langs}
+    about = {each: in_language(START, each) for each in langs}
+    core = None if kernels is None else read_kernels(kernels)
+    for each in langs:
+        if core is not None:
+            pages[each] |= live_pages(core, each)
+        for further in entry_points(group="selfattn.pages"):
+            for name, page, sentence in further.load()(each, core):
+                pages[each][name], about[each][name] = page, sentence
+    for own in langs:
+        pages[own]["index"] = _start_page(pages[own], about[own], own, ends)
+    paths = {(name, own): Path(folder, name + ends[own]) for own in langs for name in pages[own]}
+    for path in paths.values():
+        if os.path.lexists(path) and not (path.is_file() and b'<body class="sa-page">' in path.read_bytes()):
+            raise FileExistsError(f"{path} exists and is not a page of selfattn's")
+    paths["index", langs[0]].parent.mkdir(parents=True, exist_ok=True)
+    for (name, own), path in paths.items():
+        up = ("up", own, "index" + ends[own], say(START["all pages"], own))
+        others = [
+            ("alternate", each, name + end, OWN_NAMES[each]) for each, end in ends.items() if each != own
+        ]
+        replace(pages[own][name], links=(up, *others)).save(path)
+    return paths["index", langs[0]]
+
+
+def _pages(lang: str) -> Iterator[tuple[str, Document]]:
+    """Yield the pages by the names of their files, in the order of the start page."""
+    for name in TUTORIAL_PAGES:
+        yield name, tutorial_page(name, lang=lang)
+        yield name + EXERCISE, tutorial_page(name, exercise=True, lang=lang)
+    yield "gpt", gpt_page(lang=lang)
+
+
+def _start_page(
+    pages: dict[str, Document], texts: Mapping[str, str], lang: str, ends: Mapping[str, str]
+) -> Document:
+    """Return the start page: a link to each lesson, and to its exercise."""
+    lessons = ""
+    for name in (name for name in pages if name in texts):
+        about = text(fill(texts[name], lang, n=len(getattr(pages[name], "tour", ()))))
+        about = re.sub(r"\*(.+?)\*", r"<strong>\1</strong>", about)
+        more = ""
+        if name + EXERCISE in pages:
+            more = f'<a href="{name}{EXERCISE}{ends[lang]}">{text(texts["exercise"])}</a>'
+        lessons += f'<li><a class="sa-card" href="{name}{ends[lang]}">{about}</a>{more}</li>\n'
+    others = " ".join(
+        f'<a hreflang="{each}" lang="{each}" href="index{end}">{OWN_NAMES[each]}</a>'
+        for each, end in ends.items()
+        if each != lang
+    )
+    head = f"<h1>{text(texts['title'])}</h1>\n<p>{text(texts['look'])} {others}</p>"
+    body = f'<main class="sa-view sa-start" data-alone="">{head}\n<ol>\n{lessons}</ol></main>'
+    return _FirstPage(texts["title"], body, "", lang)

@@ -1,0 +1,47 @@
+/*
+ * What pages share that compute in a worker: the worker, its faults, the first and the last line.
+ */
+
+class KernelPage {
+  /** @type {any} what the worker said of its model; null if the worker has ended */ model = null;
+
+  /** @param {HTMLElement} root @param {any} data @param {ArrayBuffer} wasm */
+  constructor(root, data, wasm) {
+    this.root = root;
+    this.data = data;
+    this.captions = /** @type {Record<string, string>} */ (data.captions);
+    this.worker = new KernelWorker(wasm);
+    this.status = element("span", { className: "sa-soft", role: "status" });
+    this.built = element(
+      "p",
+      { className: "sa-soft sa-built" },
+      filled(data.captions["built from"], { commit: data.commit }),
+    );
+  }
+
+  /** @type {(look: HTMLElement) => HTMLElement} the first line */
+  top(look) {
+    return topOf(this.root, this.captions, look, "", () => this.recolour());
+  }
+
+  /** The paper is dark now, or light. */
+  recolour() {}
+
+  /**
+   * What a promise gives; a fault is said, and undefined.
+   * @template T
+   * @param {Promise<T>} promise
+   */
+  async during(promise) {
+    try {
+      return await promise;
+    } catch (error) {
+      this.failed();
+      this.status.textContent = faultOf(error, this.captions);
+      if (/** @type {Error} */ (error).name === "worker") this.model = null;
+    }
+  }
+
+  /** A fault is about to be said. */
+  failed() {}
+}

@@ -1,0 +1,114 @@
+/*
+ * A GPT of letters, as `Kernel.transformer` takes it; its letters as tokens; and how the next token is drawn.
+ */
+
+/**
+ * What turns a text into ids, and ids into a text.
+ * @typedef {{ encode: (text: string) => { ids: number[], unknown?: string[] }, decode: (ids: number[]) => string,
+ *   spelled: (id: number) => string }} Spelling
+ */
+/** @typedef {{ temperature: number, topP: number }} Drawing */
+/**
+ * A model of letters.
+ * @typedef {{ alphabet: string[], heads: number, layers: number, context: number, eps: number,
+ *   activation: string }} Letters
+ */
+
+/** @type {(token: string) => string} a token as pages show it: spaces at its ends are visible */
+const seen = (token) => token.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length)) || "∅";
+
+/**
+ * What `Kernel.transformer` takes, of an nn.GPT's arrays.
+ * @type {(read: (name: string) => Float32Array, settings: Letters) => any}
+ */
+function describeLetters(read, { alphabet, heads, layers, eps, activation }) {
+  const table = read("token_embedding.weight"), d = table.length / alphabet.length, width = d / heads;
+  const both = (/** @type {string} */ name) => ({ weight: read(`${name}.weight`), bias: read(`${name}.bias`) });
+  const made = range(layers).map((n) => {
+    const own = `layers.${n}`,
+      joined = read(`${own}.self_attn.in_proj_weight`),
+      biases = read(`${own}.self_attn.in_proj_bias`);
+    const third = (/** @type {number} */ k) => ({
+        weight: joined.subarray(k * d * d, (k + 1) * d * d),
+        bias: biases.subarray(k * d, (k + 1) * d),
+      }),
+      up = both(`${own}.linear1`);
+    return {
+      heads,
+      keyHeads: heads,
+      width,
+      hidden: up.bias.length,
+      eps: [eps, eps],
+      rms: [false, false],
+      normFirst: true,
+      causal: true,
+      scale: 1 / Math.sqrt(width),
+      activation,
+      weights: "float32",
+      parameters: {
+        query: third(0),
+        key: third(1),
+        value: third(2),
+        output: both(`${own}.self_attn.out_proj`),
+        attentionNorm: both(`${own}.norm1`),
+        up,
+        down: both(`${own}.linear2`),
+        feedForwardNorm: both(`${own}.norm2`),
+      },
+    };
+  });
+  return {
+    d,
+    vocabulary: alphabet.length,
+    table,
+    tableKind: "float32",
+    positions: read("position_embedding.weight"),
+    layers: made,
+    finalNorm: { ...both("norm"), eps, rms: false },
+    output: "table",
+  };
+}
+
+/** @type {(alphabet: string[]) => Spelling} a letter that is not in the alphabet is read as a space */
+function lettersOf(alphabet) {
+  const ids = new Map(alphabet.map((letter, n) => [letter, n])), spelled = (/** @type {number} */ id) => alphabet[id];
+  const encode = (/** @type {string} */ text) => {
+    const found = Array.from(text, (letter) => ({ letter, id: ids.get(letter) ?? ids.get(letter.toLowerCase()) }));
+    return {
+      ids: found.map(({ id }) => id ?? ids.get(" ") ?? 0),
+      unknown: [...new Set(found.filter(({ id }) => id === undefined).map(({ letter }) => letter))],
+    };
+  };
+  return { encode, spelled, decode: (some) => some.map(spelled).join("") };
+}
+
+/**
+ * Probabilities of drawing each token: `probabilities` of engine/sampling.py; at temperature 0 the likeliest.
+ * @type {(logits: Float32Array, how: Drawing) => Float64Array}
+ */
+function drawingOf(logits, { temperature, topP }) {
+  const most = logits.reduce((a, b) => Math.max(a, b)),
+    p = Float64Array.from(logits, (x) => (temperature > 0 ? Math.exp((x - most) / temperature) : Number(x === most)));
+  const scale = (/** @type {number} */ sum) => p.forEach((x, n) => (p[n] = x / sum));
+  scale(p.reduce((a, b) => a + b));
+  if (topP >= 1 || temperature === 0) return p;
+  const order = [...p.keys()].filter((n) => p[n] > 1e-12).sort((a, b) => p[b] - p[a] || b - a), kept = new Set();
+  for (let sum = 0, k = 0; k < order.length && (k === 0 || sum < topP); k++) {
+    kept.add(order[k]);
+    sum += p[order[k]];
+  }
+  p.forEach((_, n) => kept.has(n) || (p[n] = 0));
+  scale(p.reduce((a, b) => a + b));
+  return p;
+}
+
+/** @type {(p: Float64Array, at: number) => number} the token at a place from 0 to 1 of the probabilities in a row */
+function drawn(p, at) {
+  let sum = 0, last = 0;
+  for (let n = 0; n < p.length; n++) {
+    if (p[n] === 0) continue;
+    [sum, last] = [sum + p[n], n];
+    if (at < sum) break;
+  }
+  return last;
+}
