@@ -66,6 +66,13 @@ static PyObject *set_num_threads(PyObject *module, PyObject *number) {
     if (sa_read_threads(NULL, number, "the number of threads", &threads) < 0) {
         return NULL;
     }
+    if (threads > sa_usable_cpus() &&
+        PyErr_WarnFormat(
+            PyExc_UserWarning, 1,
+            "%d threads on %d CPUs wait for each other; set_num_threads(None) uses the CPUs that there are", threads,
+            sa_usable_cpus()) < 0) {
+        return NULL;
+    }
     sa_set_num_threads(threads);
     Py_RETURN_NONE;
 }
@@ -174,6 +181,7 @@ PyMethodDef sa_runtime_methods[] = {
      "Set how many threads calls may use, for the whole process.\n\n"
      "Results do not depend on it, to the last bit. Small calls use fewer, and so do calls at once.\n\n"
      "Parameters\n----------\nn : int or None\n    1 to 1024; None goes back to the number at import.\n\n"
+     "Warns\n-----\nUserWarning\n    More threads than the process has CPUs: they wait for each other.\n\n"
      "Examples\n--------\n>>> import selfattn as sa\n>>> sa.set_num_threads(1)\n>>> sa.get_num_threads()\n1\n"
      ">>> sa.set_num_threads(None)\n"},
     {"available_isas", available_isas, METH_NOARGS,

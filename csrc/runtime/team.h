@@ -55,6 +55,9 @@ static inline sa_share sa_share_of(ptrdiff_t tasks, int thread, int team) {
  * lowered it after the library was loaded. */
 int sa_most_threads(void);
 
+/* The CPUs that this process may use, by affinity and by what sa_limit_num_threads was given. */
+int sa_usable_cpus(void);
+
 /* The name of the library or system that runs teams, and the library's file ("" if there is none). */
 const char *sa_team_name(void);
 const char *sa_team_library(void);

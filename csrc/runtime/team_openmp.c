@@ -144,6 +144,8 @@ static void run_region(pool *p, int threads, sa_team_work *work, void *call) {
     }
 }
 
+int sa_usable_cpus(void) { return sa_at_most_limit(omp_get_num_procs()); }
+
 /* The number of threads in teams, and of threads that had to compute alone. */
 static atomic_int computing;
 
@@ -158,7 +160,7 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     do { /* a team gets the CPUs that no other team uses, and all that it wants if it is the only team */
         n = wanted;
         if (others > 0) {
-            const int cpus = sa_at_most_limit(omp_get_num_procs()), left = (cpus > wanted ? cpus : wanted) - others;
+            const int cpus = sa_usable_cpus(), left = (cpus > wanted ? cpus : wanted) - others;
             n = left < 1 ? 1 : left < wanted ? left : wanted;
         }
     } while (!atomic_compare_exchange_weak_explicit(&computing, &others, others + n, memory_order_relaxed,

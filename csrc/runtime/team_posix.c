@@ -15,7 +15,7 @@ const char *sa_team_name(void) { return "POSIX threads"; }
 
 const char *sa_team_library(void) { return ""; }
 
-static int cpus(void) {
+int sa_usable_cpus(void) {
 #if defined(__linux__)
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) {
@@ -38,7 +38,7 @@ static int first_number_of_threads(void) {
             return n < SA_MOST_THREADS ? (int)n : SA_MOST_THREADS;
         }
     }
-    return cpus();
+    return sa_usable_cpus();
 }
 
 int sa_team_threads(void) {
@@ -144,7 +144,7 @@ static worker *take_workers(int wanted, int *got) {
         worker *w = free_workers;
         if (w != NULL) {
             free_workers = w->next;
-        } else if ((started >= wanted && started >= cpus() - 1) || (w = start_worker()) == NULL) {
+        } else if ((started >= wanted && started >= sa_usable_cpus() - 1) || (w = start_worker()) == NULL) {
             break;
         }
         w->next = taken;

@@ -9,6 +9,7 @@ import os
 import re
 import sysconfig
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -81,6 +82,19 @@ def test_set_and_get():
     assert sa.get_num_threads() == 2
     sa.set_num_threads(None)
     assert sa.get_num_threads() == default
+
+
+def test_more_threads_than_cpus_are_a_warning():
+    """As an error it changes nothing."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    sa.set_num_threads(1)
+    with pytest.raises(UserWarning, match=f"^{cpus + 1} threads on [0-9]+ CPUs"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sa.set_num_threads(cpus + 1)
+    assert sa.get_num_threads() == 1
+    with pytest.warns(UserWarning, match=r"set_num_threads\(None\) uses the CPUs that there are"):
+        sa.set_num_threads(cpus + 1)
+    assert sa.get_num_threads() == cpus + 1
 
 
 def test_a_bad_number_changes_nothing():
