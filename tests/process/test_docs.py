@@ -33,6 +33,7 @@ SECTIONS = [
     "Returns",
     "Attributes",
     "Raises",
+    "Warns",
     "See Also",
     "Notes",
     "References",
