@@ -28,6 +28,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 MOST_LINKS = 40  # that are followed, as Linux does
 LONGEST_NAME = 255  # bytes, of Linux's and macOS's file systems
 MOST_CONFIG_BYTES = 2**20
+MOST_TOKENIZER_BYTES = 2**28  # the largest that are published have some 30 MB
 SAFETENSORS_DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -78,11 +79,13 @@ def to_safetensors(
 def read_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the arrays of a safetensors file, and the texts in its header."""
     safetensors = import_extra("safetensors", "text")
-    content = read(path)
+    check_regular(path)
     try:
+        with safetensors.safe_open(path, "np"):  # compares the size with the header, before anything is read
+            content = read(path)
         entries = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
-        what = stand_in(content) or f": {error}"
+        what = stand_in(path) or f": {error}"
         raise ValueError(f"{path} is cut off, damaged or no safetensors file{what}") from None
     arrays = {}
     for name, entry in entries:
@@ -200,6 +203,11 @@ def sync_folder(folder: Path) -> None:
 def write_folder(folder: Path, content: Mapping[str, bytes]) -> None:
     """Write files into a folder and folders in it, as :func:`write_files` does; those that are missing are made."""
     places = dict.fromkeys([folder, *((folder / name).parent for name in content)])
+    for place in places:  # a link in a folder from elsewhere may lead to anybody's files
+        if os.path.realpath(place) != os.path.join(
+            os.path.realpath(folder), place.relative_to(folder)
+        ).rstrip("/."):
+            raise OSError(errno.ELOOP, "a link in the place of a folder, which is not followed", str(place))
     made = [place for place in places if not place.exists()]
     try:
         for place in made:
@@ -344,18 +352,48 @@ def stand_in(content: bytes | Path) -> str:
     return ""
 
 
-def read(path: Path, most: int | None = None) -> bytes:
+def check_regular(path: Path) -> None:
+    """Refuse what is no file: reading a pipe or a device may never end."""
     if not path.exists():
         raise FileNotFoundError(
             errno.ENOENT, "no such file; expected what save_model or save_arrays wrote", str(path)
         )
-    if not path.is_file():  # a pipe or device never ends
+    if not path.is_file():
         raise ValueError(f"{path} is not a regular file")
-    with path.open("rb") as file:
-        content = file.read(-1 if most is None else most + 1)
-    if most is not None and len(content) > most:
+
+
+@contextmanager
+def in_memory(path: Any) -> Iterator[None]:
+    """Give a MemoryError, also a mapping's OSError, the name of the file that is read."""
+    try:
+        yield
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        raise MemoryError(f"{path} does not fit into the memory that is left") from None
+
+
+def read(path: Path, most: int | None = None) -> bytes:
+    """Return a regular file's content, of at most ``most`` bytes."""
+    check_regular(path)
+    if most is not None and path.stat().st_size > most:
         raise ValueError(f"{path} has more than {most} bytes")
-    return content
+    with in_memory(path), path.open("rb") as file:
+        return file.read() if most is None else file.read(most)
+
+
+def map_bytes(path: Path) -> Array:
+    """Return a file's bytes (n,), which are read as they are used; writing to them does not change the file."""
+    check_regular(path)
+    with in_memory(path):
+        return np.memmap(path, np.uint8, "c")
+
+
+def open_inside(path: Path, flags: int) -> int:
+    """Open a file of a folder that may come from elsewhere, to write into it: no link is followed."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise OSError(errno.EINVAL, "a link, or no regular file, in the place of a file to write", str(path))
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
 def parse_tokenizer(path: Path, content: bytes, extra: str | None) -> Any:

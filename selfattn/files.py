@@ -166,7 +166,7 @@ def load_model(folder: _disk.PathLike, strict: bool = True, tokenizer: Any = Non
 
 def is_model(folder: Path) -> bool:
     """Return whether :func:`save_model` wrote the folder, even if it is damaged now; False for a pretrained model's."""
-    config = _disk.read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    config = _disk.read_json(folder / CONFIG) if (folder / CONFIG).exists() else None
     return isinstance(config, dict) and "format" in config and "model_type" not in config
 
 

@@ -239,9 +239,9 @@ def read_weights(folder: Path, keep_bfloat16: bool = False) -> dict[str, Array]:
     16-bit numbers become float32; bfloat16, if it is to be kept, stays as its bits. All other arrays are mapped:
     reading them loads pages of the file, writing to them copies pages, and the file stays as it is.
     """
-    if (folder / WEIGHTS).is_file():
+    if (folder / WEIGHTS).exists():
         return _map(folder / WEIGHTS, keep_bfloat16)
-    if (folder / INDEX).is_file():
+    if (folder / INDEX).exists():
         return _map_shards(folder, keep_bfloat16)
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     if pickled:
@@ -262,7 +262,7 @@ def _map_shards(folder: Path, keep_bfloat16: bool) -> dict[str, Array]:
     for name in sorted(set(places.values())):
         if Path(name).name != name:
             raise ValueError(f"{folder / INDEX} names {name!r}, which is not a file of that folder")
-        if not (folder / name).is_file():
+        if not (folder / name).exists():
             raise FileNotFoundError(f"{folder} lacks {name}, which {INDEX} names")
         found = _map(folder / name, keep_bfloat16)
         arrays |= {key: array for key, array in found.items() if places.get(key) == name}
@@ -274,8 +274,12 @@ def _map_shards(folder: Path, keep_bfloat16: bool) -> dict[str, Array]:
 
 def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
     safetensors = import_extra("safetensors")
+    disk.check_regular(path)
     try:
-        with safetensors.safe_open(path, "np") as file:  # checks the header: sizes, overlaps, holes
+        with (
+            disk.in_memory(path),
+            safetensors.safe_open(path, "np") as file,
+        ):  # checks the header: sizes, overlaps, holes
             names = set(file.keys())
     except safetensors.SafetensorError as error:
         what = disk.stand_in(path) or f": {error}"
@@ -286,7 +290,7 @@ def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
     begin += 8
     if path.stat().st_size == begin:
         return {}
-    data = np.memmap(path, np.uint8, "c")
+    data = disk.map_bytes(path)
     arrays = {}
     for name in names:
         entry = header[name]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfattn.engine import Array, import_extra
+from selfattn.engine import Array, disk, import_extra
 from selfattn.engine.weights import QUANTS, Quants, to_float32
 from selfattn_models._folder import Config
 
@@ -88,11 +88,12 @@ class GGUF:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        disk.check_regular(path)
         if path.stat().st_size < 24:
             raise ValueError(f"{path} is no GGUF file: it has {path.stat().st_size} bytes")
-        with path.open("rb") as file:
+        with disk.in_memory(path), path.open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.data = np.memmap(path, np.uint8, "c")
+        self.data = disk.map_bytes(path)
         self._at, self._size = 0, len(self._bytes)
         if self._take(4) != MAGIC:
             raise self._error("it does not begin with GGUF")

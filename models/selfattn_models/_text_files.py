@@ -21,12 +21,13 @@ def attach(model: CausalModel, folder: Path) -> None:
     """Give a language model the tokenizer of a folder, its chat template, and the tokens that end its answers."""
     tokenizer, config = _tokenizer.load_tokenizer(folder)
     names = (_tokenizer.TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, GENERATION_CONFIG, TEMPLATE)
-    model.kept = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    there = [name for name in names if (folder / name).exists()]
+    model.kept = {name: disk.read(folder / name, disk.MOST_CONFIG_BYTES) for name in there}
     model._folder, model.tokenizer = folder, tokenizer
     if tokenizer is not None:
         _tokenizer.check_vocabulary(tokenizer, model.vocab_size, folder)
     model.special_tokens = {n: x for n in SPECIAL_TOKENS if isinstance(x := config.get(n), str)}
-    model.chat_template = _template(folder, config)
+    model.chat_template = _template(folder, model.kept.get(TEMPLATE), config)
     model._expect_chats()
     generation = _settings(model, folder)
     given = generation.pop("eos_token_id", None)
@@ -65,10 +66,10 @@ def _settings(model: CausalModel, folder: Path) -> dict[str, Any]:
     return checked_settings(found, read.where)
 
 
-def _template(folder: Path, config: dict[str, Any]) -> str | None:
-    if (folder / TEMPLATE).is_file():
+def _template(folder: Path, content: bytes | None, config: dict[str, Any]) -> str | None:
+    if content is not None:
         try:
-            return (folder / TEMPLATE).read_text(encoding="utf-8")
+            return content.decode().replace("\r\n", "\n").replace("\r", "\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{folder / TEMPLATE} is not UTF-8: {error}") from None
     found = config.get("chat_template")

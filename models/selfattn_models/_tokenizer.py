@@ -63,7 +63,7 @@ def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str
     if not path.exists():
         return None, config.values
     library = import_extra("tokenizers")
-    raw = path.read_bytes()
+    raw = disk.read(path, disk.MOST_TOKENIZER_BYTES)
     tokenizer = disk.parse_tokenizer(path, raw, "models")
     with disk.library_errors(f"{config.where} does not fit {TOKENIZER}", ValueError, Warning):
         side = config.raw("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")

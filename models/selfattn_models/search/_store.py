@@ -11,10 +11,10 @@ import errno
 import functools
 import json
 import os
-import shutil
+import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +45,12 @@ TABLES = {
     "deleted": np.dtype("<u8"),
     "content": np.dtype("u1"),
 }
+FILES = (*TABLES, "vectors", "codes", "scales")
 MOST = 2**62
+OWN = re.compile(r"data-[1-9][0-9]*")  # the folders that a writer makes and removes
+STAGED = re.compile(
+    rf"\.{re.escape(MANIFEST)}\.[0-9a-f]{{16}}\.(new|old)"
+)  # names of a writer that was killed
 EMPTY = {"counts": dict.fromkeys(TABLES, 0), "checksums": dict.fromkeys(SUMMED, 0)}  # of a manifest
 
 
@@ -76,7 +81,7 @@ def make(folder: Path, dtype: str, metric: str, model: Mapping[str, Any]) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         _check_empty(folder)
-        disk.write_file(folder / MANIFEST, disk.to_json(own))
+        disk.write_files(folder, {MANIFEST: disk.to_json(own)})
 
 
 def _check_empty(folder: Path) -> None:
@@ -306,13 +311,20 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of the one process that changes an index."""
     import fcntl  # POSIX has it
 
-    with (folder / LOCK).open("ab") as lock:
+    owner = os.getpid()
+    with os.fdopen(disk.open_inside(folder / LOCK, os.O_WRONLY | os.O_CREAT), "wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             what = "another process or thread is changing this index; try again when it has ended"
             raise BlockingIOError(errno.EAGAIN, what, str(folder)) from None
-        yield
+        try:
+            yield
+        finally:
+            if (
+                os.getpid() == owner
+            ):  # a process that was forked meanwhile has the lock too: closing would leave it
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 @contextmanager
@@ -327,6 +339,18 @@ def writing(folder: Path) -> Iterator[Writer]:
         finally:
             writer.close()
             writer.clean()
+
+
+def _remove(data: Path) -> None:
+    """Remove a folder of a writer, or what is left without the files that a user has put there."""
+    if data.is_symlink():
+        data.unlink()
+        return
+    for path in [data / name for name in FILES] if data.is_dir() else []:
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+    with suppress(OSError):  # it is not empty, or no folder
+        data.rmdir()
 
 
 class Writer:
@@ -348,14 +372,15 @@ class Writer:
         """
         valid = Generation.newest(self.folder)
         for path in self.folder.iterdir():
-            if path.name.startswith("data-") and path != valid.data:
-                shutil.rmtree(path)
-            elif path.name.startswith(f".{MANIFEST}."):
+            if OWN.fullmatch(path.name) and path != valid.data:
+                _remove(path)
+            elif STAGED.fullmatch(path.name) and not path.is_dir():
                 path.unlink()
-        for name in valid.shapes:
+        for name in valid.shapes if not valid.data.is_symlink() else ():
             path, size = valid.data / name, getattr(valid, name).nbytes
             if path.exists() and path.stat().st_size > size:
-                os.truncate(path, size)
+                with os.fdopen(disk.open_inside(path, os.O_WRONLY), "wb") as file:
+                    file.truncate(size)
 
     def renew(self) -> None:
         """Begin with empty files, in a new folder."""
@@ -391,6 +416,12 @@ class Writer:
         tables |= {"tags": np.array(tags, TABLES["tags"]), "deleted": np.array(deleted, TABLES["deleted"])}
         if now.dtype == "int8":
             tables["codes"], tables["scales"] = quantized(vectors)
+        if self.now.data.is_symlink():  # to a folder that is perhaps not the index's own
+            raise OSError(
+                errno.ELOOP,
+                "a link, which a change does not follow; Index.vacuum replaces it",
+                str(self.now.data),
+            )
         self.now.data.mkdir(exist_ok=True)
         for name, table in tables.items():
             self._write(name, table)
@@ -403,7 +434,8 @@ class Writer:
         path, left = self.now.data / name, memoryview(array.tobytes())
         try:
             if path not in self._files:
-                self._files[path] = path.open("ab", buffering=0)
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+                self._files[path] = os.fdopen(disk.open_inside(path, flags), "ab", buffering=0)
             while left:
                 left = left[self._files[path].write(left) :]
         except OSError as error:
@@ -417,5 +449,5 @@ class Writer:
         if self.now.data.exists():  # not after a vacuum that leaves nothing
             disk.sync_folder(self.now.data)
         manifest = {**self.now.manifest, **changes, "generation": self.now.number + 1}
-        disk.write_file(self.folder / MANIFEST, disk.to_json(manifest))
+        disk.write_files(self.folder, {MANIFEST: disk.to_json(manifest)})
         self.now = Generation(self.folder, manifest)

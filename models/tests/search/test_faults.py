@@ -42,14 +42,14 @@ def test_a_second_writer_is_refused(index):
 
 
 def test_of_two_that_make_an_index_one_is_refused(tmp_path, monkeypatch):
-    own = _disk.write_file
+    own = _disk.write_files
 
     def meanwhile(path, content):
         with pytest.raises(BlockingIOError, match="is changing this index"):
             search.Index.create(tmp_path, embed)
         own(path, content)
 
-    monkeypatch.setattr(_disk, "write_file", meanwhile)
+    monkeypatch.setattr(_disk, "write_files", meanwhile)
     search.Index.create(tmp_path, embed)
     with pytest.raises(FileExistsError, match=r"Index\.open opens an index"):
         search.Index.create(tmp_path, embed)
@@ -71,13 +71,13 @@ def test_a_reader_that_meets_a_vacuum_reads_the_new_files(index, monkeypatch):
 
 @pytest.mark.parametrize("change", ["add", "vacuum"])
 def test_an_interrupt_after_the_commit_removes_nothing(index, monkeypatch, change):
-    own = _disk.write_file
+    own = _disk.write_files
 
     def interrupted(path, content):
         own(path, content)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_disk, "write_file", interrupted)
+    monkeypatch.setattr(_disk, "write_files", interrupted)
     with pytest.raises(KeyboardInterrupt):
         index.add(["new"]) if change == "add" else index.vacuum()
     monkeypatch.undo()
