@@ -2,13 +2,18 @@
 
 import io
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 from hostile_places import Payload, add_code, assert_no_code_runs, change_json
 from processes import SUPPORT
 
-from selfattn import files, nn
+from selfattn import attention_steps, files, nn
 from selfattn.text import WhitespaceTokenizer
+from selfattn.views import steps_page
+
+ROOT = Path(__file__).parents[2]
 
 
 def make_hostile(place, marker):
@@ -41,3 +46,22 @@ def make_hostile(place, marker):
 
 def test_no_code_runs_from_a_file(tmp_path):
     assert_no_code_runs(SUPPORT / "watched_reading.py", make_hostile, tmp_path)
+
+
+def test_pages_allow_no_connection_and_no_form():
+    html = steps_page(attention_steps(*[np.eye(2)] * 3)).html
+    (policy,) = re.findall(r'"Content-Security-Policy" content="([^"]*)"', html)
+    rules = dict(rule.split(maxsplit=1) for rule in policy.split(";"))
+    assert {name for name, value in rules.items() if value == "'none'"} == {
+        "default-src",
+        "form-action",
+        "base-uri",
+    }
+    assert rules.keys() - {"default-src", "form-action", "base-uri"} == {"style-src", "script-src", "img-src"}
+
+
+def test_each_test_that_security_names_exists():
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert len(named) > 15
+    for path, name in named:
+        assert re.search(rf"^(def )?{name}\b", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), name

@@ -331,6 +331,32 @@ def test_a_failure_leaves_what_was_there(saved, tmp_path, monkeypatch, function,
     assert [path.name for path in tmp_path.iterdir()] == [saved.name]
 
 
+@pytest.mark.parametrize(
+    "write", [*WRITERS.values(), lambda path: files.save_model(whitespace_model(), path)]
+)
+def test_content_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch, write):
+    """After a power cut a name that was not flushed is the old file, never an empty one. Files are known by inodes."""
+    flushed, fsync, replace = [], os.fsync, os.replace
+
+    def flush(descriptor):
+        flushed.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def rename(old, new):
+        assert os.stat(old).st_ino in flushed, (old, new)
+        flushed.append("a new name")
+        replace(old, new)
+
+    path = tmp_path / "a"
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "replace", rename)
+    write(path)
+    write(path)
+    assert flushed.count("a new name") > 1
+    if write is not WRITERS["rows"]:
+        assert flushed[-1] == (path if path.is_dir() else tmp_path).stat().st_ino
+
+
 def test_a_device_is_not_replaced(tmp_path):
     """A rename would replace /dev/null by a file, if permissions allow it."""
     os.mkfifo(tmp_path / "pipe")

@@ -48,6 +48,7 @@ def test_templates_as_models_have_them():
         "{% set x = 1 %}{% for m in messages %}{%- generation -%} {{ m.content }}{% set x = 2 %}\n"
         "{% endgeneration %}\n{% endfor %}{{ x }}",
         "{% set x = dict(a=1, **dict.fromkeys('bc')) %}{{ x | tojson }}{{ namespace(self=x).self.a }}",
+        "{% for m in [messages] recursive %}{{ loop.depth }}{{ m.content or loop(m) }}{% endfor %}",
         "{{ messages[-1].get('name', 'none') }}{{ 'b' in messages[1].content }}{% if tools is not none %}"
         "tools{% endif %}"
         "{{ messages[0].content.strip().split('a') }}{{ 7 // 2 + 7 % 2 }}{% for k, v in messages[0].items() %}"
@@ -76,6 +77,7 @@ HALF = (
         ("{{ 'a' * 9999999999 }}", "fills the memory"),
         (HALF + "{{ n.a }}", "fills the memory|takes more than"),
         ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "calls itself without end"),
+        ("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "calls itself without end"),
         ("{{" + "(" * 60_000, "calls itself without end"),
         ("{% set x = 'a' * 6000000 %}{{ x }}{{ x }}", "makes a text of more than 10000000 characters"),
     ],
@@ -171,12 +173,19 @@ def test_the_process_lives_with_the_model_and_copies_have_their_own(tmp_path):
     assert not Path(f"/proc/{first}").exists() and running(second)
 
 
-def test_a_process_that_is_killed_is_an_error_once():
-    process = _chat.TemplateProcess()
-    threading.Timer(0.5, process.start().kill).start()
-    with pytest.raises(ValueError, match=r"^the chat template ended its process$"):
-        while True:
-            render("{% for a in range(9999) %}{% endfor %}", process=process)
+def test_a_process_that_is_killed_is_an_error_once(monkeypatch):
+    process, exchange = _chat.TemplateProcess(), _chat._exchange
+
+    def kill(running, request):
+        running.kill()
+        return exchange(running, request)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(ValueError, match=r"^the chat template ended its process$"),
+    ):
+        patch.setattr(_chat, "_exchange", kill)
+        render(HALF + "{{ n.a == n.b }}", process=process)
     assert render("a", process=process) == "a"
     process._process.kill()
     process._process.wait()

@@ -18,6 +18,7 @@ from rounded import bits, from_bits, from_int8, int8, rounded_rows
 import selfattn as sa
 import selfattn_models as models
 from selfattn import _core
+from selfattn_models._folder import fit
 
 safetensors = pytest.importorskip("safetensors.numpy", reason="weights are safetensors files")
 reference = importlib.import_module("selfattn.reference.transformer")  # a function has its name as well
@@ -360,6 +361,17 @@ test_bad_scales = refusals(
     given="folder",
     call=load_after,
 )
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_bfloat16_that_is_not_finite(bad):
+    """What a folder or a state gives, on every CPU: it is checked before it is multiplied."""
+    good = {"a.weight": bits(np.ones((2, 3), np.float32))}
+    wrong = {"a.weight": bits(np.array([[1, 1, 1], [1, 1, bad]], np.float32))}
+    given = {"a.weight": (2, 3)}, set(), (), "", "x"
+    np.testing.assert_equal(fit(good, *given), good)
+    with pytest.raises(ValueError, match=r"a\.weight holds NaN or an infinity"):
+        fit(wrong, *given)
 
 
 CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}

@@ -172,6 +172,20 @@ def test_gemma3_with_and_without_windows(tmp_path):
     close(models.load(path).logits(IDS), truth(config | rope, meant))
 
 
+def test_phi3_without_a_window(tmp_path):
+    config = CONFIGS["phi3"] | {"sliding_window": None}
+    for window in (None, 0):
+        more = PHI3 | {"attention.sliding_window": window}
+        meant = write(tmp_path / "model.gguf", config, make(config).state_dict(), more=more)
+        close(models.load(tmp_path / "model.gguf").logits(IDS), truth(config, meant))
+
+
+def test_gpt2_without_its_feed_forward_length(tmp_path):
+    """It is four times the width, as in Transformers' configuration."""
+    meant = write(tmp_path / "m.gguf", GPT2, make(GPT2).state_dict(), more={"feed_forward_length": None})
+    close(models.load(tmp_path / "m.gguf").logits(IDS), truth(GPT2, meant))
+
+
 def test_longrope_has_its_factors_in_tensors(tmp_path):
     path, short = tmp_path / "model.gguf", np.linspace(1, 2, 4, dtype=np.float32)
     more = PHI3 | {"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.25}
@@ -343,6 +357,15 @@ def load_bytes(folder, content):
 
 def file(entries=(), tensors=(), data=bytes(99), **more):
     return put_together(Parts(list(entries), list(tensors), data, **more))
+
+
+def test_the_least_alignment(tmp_path):
+    path, tensor = tmp_path / "m.gguf", ("t", [1], 0, 0)
+    path.write_bytes(file([("general.alignment", 4, struct.pack("<I", 8))], [tensor]))
+    assert list(GGUF(path).tensors) == ["t"]
+    path.write_bytes(file([("general.alignment", 4, struct.pack("<I", 4))], [tensor]))
+    with pytest.raises(ValueError, match="power of two from 8 on, not 4"):
+        GGUF(path)
 
 
 ARCHITECTURE = ("general.architecture", *packed("llama"))

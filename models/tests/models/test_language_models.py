@@ -3,6 +3,7 @@ answers.
 """
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -204,6 +205,19 @@ test_configurations_that_would_change_results_are_errors = refusals(
         more.get("model_type", "gpt2" if "n_embd" in more else ""), models.LlamaForCausalLM
     )(more if "n_embd" in more else LLAMA | more, rng=0),
 )
+
+
+def test_llama3_divides_the_frequencies_of_long_waves():
+    """Llama 3.1 with 16 numbers a head and 32 positions before; one frequency at a time, as Meta's code has it."""
+    own = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 32}
+    found = read_rope(Config({"rope_scaling": own | {"rope_type": "llama3"}}), 16, 256).frequencies
+    expected = []
+    for n in range(8):
+        frequency = 10000 ** (-n / 8)
+        turns = 32 * frequency / (2 * math.pi)
+        part = min(max((turns - 1) / (4 - 1), 0), 1)  # 1: the wave is short and stays
+        expected.append(part * frequency + (1 - part) * frequency / 8)
+    np.testing.assert_allclose(found, expected, rtol=8 * np.finfo(np.float32).eps)
 
 
 @pytest.mark.parametrize("factor", [float("inf"), 1e-300])

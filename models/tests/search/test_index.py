@@ -9,7 +9,7 @@ from refusals import refusals
 
 import selfattn_models as models
 from selfattn_models import search
-from selfattn_models.search import _ranking
+from selfattn_models.search import _ranking, _windows
 
 WORDS = [f"w{n}" for n in range(60)]
 WIDTH = 24
@@ -268,7 +268,12 @@ def test_vacuum_leaves_what_is_alive(index, tmp_path):
 
 
 def test_near_texts_are_grouped(index, model, monkeypatch):
-    texts = [*drawn(120, most=3), *drawn(20, most=3)]
+    texts = [
+        "w1 w2",
+        "w2 w1 w1",
+        *drawn(118, most=3),
+        *drawn(20, most=3),
+    ]  # the first is near to others alone
     index.add(texts)
     index.delete([5, 6])
     monkeypatch.setattr(_ranking, "BLOCK", 32)
@@ -392,6 +397,12 @@ def test_a_long_text_is_found_by_a_window(tmp_path, folder):
     index.add([long], ids=["again"])
     first, second, *_ = index.search(queries[0], 9)
     assert first.span == second.span
+
+
+def test_a_word_counts_with_the_white_space_before_it():
+    """As byte-level tokenizers and SentencePiece count: here each character is a token."""
+    spans = _windows._cut("aa bb cc dd", lambda texts: [*map(len, texts)], 5)
+    assert spans == [(0, 5), (6, 8), (9, 11)]
 
 
 def test_a_folder_that_moved_or_changed_is_refused(tmp_path, folder):
