@@ -137,8 +137,8 @@ def _verdict(computed: Sequence[tutorials.Tutorial], style: Style) -> bool:
         agree = [each.agrees for _, each in several if each.source == source]
         counts.append(f"{sum(agree)} of {len(agree)}")
     print(
-        f"{style.verdict(not differing)}  selfattn {sa.__version__} computes {counts[0]} tensors as tutorials 1, 3 and "
-        f"4 print them, and {counts[1]} that none prints as its own reference does"
+        f"{style.verdict(not differing)}  selfattn {sa.__version__}: {counts[0]} tensors are as tutorials 1, 3 and 4 "
+        f"print them, and {counts[1]} others as sa.reference computes them"
     )
     if differing:
         tutorial, comparison = differing[0]
@@ -221,7 +221,7 @@ def _demonstrate(options: argparse.Namespace) -> int:
             _show_timing(times, style)
     else:
         here = _name_here()
-        more = f"{here} steps 3 --open every step of attention; {here} --help everything else"
+        more = f"{here} steps 3 --open opens a page with every step; {here} --help lists all commands"
         print(f"--verbose shows every tensor; {more}")
     return 0 if agrees else 1
 
@@ -234,7 +234,7 @@ def _plugin_lines() -> str:
     found = {name: each for name, each in plugins().items() if name not in _OF_OTHERS}
     if not found:
         return (
-            "with the package selfattn-models (pip install selfattn-models):\n"
+            "with the package selfattn-models (pip install selfattn-models; in a clone: pip install ./models):\n"
             f"  {', '.join(map(_spelled, IN_MODELS))}\n"
         )
     lines = ["commands of other packages:"]

@@ -242,7 +242,7 @@ def _add_pages(parser: Parser) -> None:
 def _run_pages(options: argparse.Namespace) -> int:
     start = views.write_pages(options.folder, lang=options.lang, kernels=options.kernels)
     if options.kernels is None:
-        streams.tell("selfattn pages: without the live pages, which need --kernels FILE.wasm")
+        streams.tell("selfattn pages: wrote all pages but the live ones, which need --kernels FILE.wasm")
     _announce("pages", start, options.open)
     return 0
 

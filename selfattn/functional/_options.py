@@ -205,7 +205,7 @@ def scaled_dot_product_attention(
     MemoryError
         There is no memory for the output or the scratch.
     KeyboardInterrupt
-        Ctrl-C during the call, in Python's main thread. What `out` holds is then undefined.
+        Ctrl-C during the call, in Python's main thread. `out` then holds some new rows and some old ones.
 
     Notes
     -----

@@ -199,7 +199,9 @@ def test_all_pages_link_to_each_other(tmp_path, opened, run):
         ("old", "belongs to another version of selfattn"),
     ):
         assert message in run("pages", "class", "--kernels", f"{name}.wasm", code=1).err
-    assert "without the live pages, which need --kernels FILE.wasm" in run("pages", "class", "--open").err
+    assert (
+        "all pages but the live ones, which need --kernels FILE.wasm" in run("pages", "class", "--open").err
+    )
     assert opened == [(tmp_path / "class" / "index.html").as_uri()]
     start, *others = sorted((tmp_path / "class").iterdir(), key=lambda path: path.name != "index.html")
     links = [a["href"] for tag, a in Reader(start.read_text(encoding="utf-8")).elements if tag == "a"]

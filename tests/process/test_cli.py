@@ -67,12 +67,12 @@ def test_only_printed_tensors_are_called_so():
 def test_hints_work_where_the_environment_is_not_activated(monkeypatch, run):
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr(sys, "orig_argv", [".venv/bin/python", "-m", "selfattn"])
-    assert "; .venv/bin/python -m selfattn steps 3 --open every step" in run("--no-timing").out
+    assert "; .venv/bin/python -m selfattn steps 3 --open opens a page" in run("--no-timing").out
     own = Path(sys.executable).with_name("selfattn")
     monkeypatch.setattr("shutil.which", lambda _: str(own))
     monkeypatch.setattr(Path, "exists", lambda path: True)
     monkeypatch.setattr(Path, "samefile", lambda path, other: str(path) == other)
-    assert "; selfattn steps 3 --open every step" in run("--no-timing").out
+    assert "; selfattn steps 3 --open opens a page" in run("--no-timing").out
 
 
 @pytest.mark.parametrize("change", [1e-3, np.nan, np.inf])
@@ -98,8 +98,11 @@ def test_by_default_only_the_verdict_is_printed():
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert len(lines) <= 5
-    printed, others = "28 of 28 tensors as tutorials 1, 3 and 4 print them", "23 of 23 that none prints"
-    does = f"selfattn {sa.__version__} computes {printed}, and {others} as its own reference does"
+    printed, others = (
+        "28 of 28 tensors are as tutorials 1, 3 and 4 print them",
+        "23 of 23 others as sa.reference",
+    )
+    does = f"selfattn {sa.__version__}: {printed}, and {others} computes them"
     assert lines[0] == f"✓ agrees  {does}"
     assert re.match(r"✓ agrees  [\d.]+ × as fast as five lines of NumPy", lines[1])
     assert run_command("--no-timing").stdout.splitlines() == [lines[0], lines[-1]]

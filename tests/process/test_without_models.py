@@ -9,6 +9,7 @@ import pytest
 from processes import run_script
 
 INSTALL = "pip install selfattn-models"
+TITLE = f"with the package selfattn-models ({INSTALL}; in a clone: pip install ./models):\n"
 HIDE = """
 import importlib.metadata, sys
 
@@ -133,7 +134,7 @@ def test_what_is_there_is_listed():
 def test_help_names_the_package():
     ((code, out, errors),) = commands("--help")
     assert (code, errors) == (0, "")
-    own, _, further = out.partition("with the package selfattn-models (pip install selfattn-models):\n")
+    own, _, further = out.partition(TITLE)
     listed = further.splitlines()[0].strip()
     assert listed == "chat, embed, evaluate, explore, generate, index, map, search, train gpt"
     assert all(f"    {name} " in own for name in ("steps", "pages", "train", "info"))

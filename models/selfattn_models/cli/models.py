@@ -143,7 +143,9 @@ def _of_json(number: float) -> float | None:
 
 def _add_search(parser: Parser) -> None:
     parser.add_argument("model", metavar="DIR", type=Path, help=f"{FOLDER}; or an index, from selfattn index")
-    corpus = "a UTF-8 file with the lines to search; - is standard input; of an index the first sentence"
+    corpus = (
+        "a UTF-8 file with the lines to search; - is standard input. An index needs none: write a QUERY here"
+    )
     parser.add_argument("corpus", metavar="CORPUS", type=streams.sentence, help=corpus)
     parser.add_argument("queries", metavar="QUERY", nargs="*", type=streams.sentence, help="a sentence")
     add_split(parser)
