@@ -81,7 +81,7 @@ __all__ = [
 
 
 if TYPE_CHECKING:
-    from selfattn import (  # noqa: F401  # noqa: F401
+    from selfattn import (  # noqa: F401
         engine,
         files,
         models,

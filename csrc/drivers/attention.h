@@ -63,7 +63,7 @@ sa_run sa_block_keys(const sa_stretches *s, ptrdiff_t from, ptrdiff_t to, ptrdif
 
 /* What a thread keeps between tasks: copied keys and stretches. */
 typedef struct {
-    ptrdiff_t chunk, from; /* the chunk (or group) and first key of the copied keys; −1: there are none */
+    ptrdiff_t chunk, from; /* group × chunks + chunk, and the first key, of the copied keys; −1: there are none */
     sa_stretches stretches;
 } sa_held;
 

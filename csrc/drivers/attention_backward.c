@@ -303,7 +303,7 @@ typedef struct {
 } range_state;
 
 /* Works on a block's keys in pieces, so that few rows with a million keys notice Ctrl-C. Kernels copy whole tiles from
- * copied_from on, so all pieces but the first begin with a tile; with gaps nothing is copied. */
+ * copied_from on, so all pieces but the first begin with a tile; with gaps tiles begin anywhere. */
 static void work_on_keys(sa_backward_block *b, char *scratch) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t tiles = SA_ELEMENTS_AT_ONCE / SA_KEYS_PER_TILE / sa_larger(a->E + a->Dv, 1);

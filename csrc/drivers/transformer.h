@@ -21,8 +21,6 @@ enum {
     SA_LAYER_PARAMETERS
 };
 
-static inline bool sa_is_norm(int which) { return which == SA_ATTENTION_NORM || which >= SA_FEED_FORWARD_NORM; }
-
 /* Dropout is applied to attention weights, to output's result, to down's input and to down's result. */
 enum { SA_DROP_WEIGHTS, SA_DROP_OUTPUT, SA_DROP_WIDE, SA_DROP_DOWN, SA_DROPOUTS };
 
@@ -131,11 +129,11 @@ typedef struct {
 typedef struct {
     bool keep;
     bool by_shares;
-    bool far;                       /* weights come from memory, not from CPU caches */
-    bool decoding;                  /* each sequence has a past and one new token */
-    ptrdiff_t shares, share_tokens; /* share k begins at the first sequence from token k·share_tokens on … */
-    ptrdiff_t share_rows;           /* … and has at most this many tokens */
-    ptrdiff_t attend_rows;
+    bool far;      /* weights come from memory, not from CPU caches */
+    bool decoding; /* each sequence has a past and one new token */
+    /* Share k begins at the first sequence from token k·share_tokens on, and has at most share_rows tokens. */
+    ptrdiff_t shares, share_tokens, share_rows;
+    ptrdiff_t attend_rows; /* query rows of a task of attention */
     /* With a cache, for each sequence: tasks that attend, tasks that merge chunks of keys, whether attending tasks also
      * append, and bytes of its partial results. */
     ptrdiff_t attend_tasks, merge_tasks;

@@ -70,7 +70,7 @@ static int compare_items(const void *x, const void *y) {
     const sa_varlen_item *a = x, *b = y;
     const double order[] = {(double)(b->turns - a->turns), b->cost - a->cost, (double)(a->sequence - b->sequence)};
     const double first = order[0] != 0 ? order[0] : order[1] != 0 ? order[1] : order[2];
-    return first < 0 ? -1 : 1;
+    return first < 0 ? -1 : first > 0;
 }
 
 /* Sorts items, sums up their counts, and chooses threads for the tasks of kinds from `kind` on. */

@@ -195,7 +195,7 @@ SA_FUNCTION(forward_half, forward, SA_FN_FORWARD)
 SA_FUNCTION(packed, forward, SA_FN_PACKED)
 SA_FUNCTION(packed_forward_half, forward, SA_FN_PACKED_FORWARD)
 
-/* Returns the names of the function's parameters, with their defaults as documentation prints them. */
+/* Returns the parameters of scaled_dot_product_attention by name, with their defaults as documentation prints them. */
 static PyObject *parameters(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     PyObject *found = PyDict_New();

@@ -385,8 +385,8 @@ static bool is_of_kind(sa_dtype dtype, sa_kind kind) {
     }
 }
 
-/* The one climb into selfattn's Python: _check.py makes an array of a list, a number, a tensor of another library or an
- * array of a derived class, or refuses it. */
+/* Calls Python: selfattn's _check.py makes an array of a list, a number, a tensor of another library or an array of a
+ * derived class, or refuses it. */
 static PyObject *convert_foreign(PyObject *x, const char *name) {
     PyObject *as_array = sa_imported("selfattn._check", "as_array");
     PyObject *array = as_array ? sa_checked(PyObject_CallFunction(as_array, "sO", name, x)) : NULL;

@@ -32,7 +32,6 @@
 #define PyList_GET_SIZE PyList_Size
 #define PyList_GET_ITEM PyList_GetItem
 #define PyList_SET_ITEM (void)PyList_SetItem
-#define PyBytes_AS_STRING PyBytes_AsString
 #if Py_LIMITED_API + 0 < 0x030D0000 /* promised from 3.13 on, but present in 3.11 and 3.12 */
 PyAPI_FUNC(void *) PyMem_RawMalloc(size_t size);
 PyAPI_FUNC(void *) PyMem_RawCalloc(size_t nelem, size_t elsize);
@@ -45,7 +44,7 @@ PyAPI_FUNC(void) PyMem_RawFree(void *ptr);
 
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION
-#define PY_ARRAY_UNIQUE_SYMBOL selfattn_array_api /* the only global that is written */
+#define PY_ARRAY_UNIQUE_SYMBOL selfattn_array_api /* with stack.c's key, all globals that are written */
 #ifndef SA_IMPORTS_NUMPY
 #define NO_IMPORT_ARRAY
 #endif
@@ -160,8 +159,8 @@ enum { SA_STACK_OF_CALL = 64 << 10, SA_STACK_OF_RUN = 40 << 10 }; /* what a call
 int sa_family_start(sa_family_state *state, const sa_family *family);
 void sa_family_clear(sa_family_state *state);
 
-/* Sorts arguments into values[], borrowed: NULL if none was given, or None where None is the default.
- * The others get a bit in *given. */
+/* Sorts arguments into values[], borrowed. values[i] is NULL if parameter i was not given, or is None and None is its
+ * default; for every other one bit i of *given is set. */
 int sa_sort_arguments(const sa_family_state *state, int function, PyObject *const *args, Py_ssize_t nargs,
                       PyObject *kwnames, PyObject **values, uint32_t *given);
 

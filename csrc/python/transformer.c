@@ -236,7 +236,9 @@ static PyObject *make_gradients(sa_transformer_call *c, PyObject *module, sa_lay
         *(void **)(void *)(places + parameter->to) = data;
         data += gradient_bytes(parameter);
     }
-    point_into_query(c, of_layer);
+    if (gradients != NULL) {
+        point_into_query(c, of_layer);
+    }
     Py_DECREF(capsule);
     return gradients;
 }

@@ -52,7 +52,7 @@ static inline void sa_work_as(sa_member *m, sa_team *team, int number, int size)
 void sa_become_member(sa_member *m);
 
 /* Waits for the n-th time in a row. Most waits take microseconds. After SA_SPINS waits the other thread may need this
- * processor; after SA_YIELDS (some milliseconds) the wait will be long. */
+ * processor; after SA_YIELDS more (some milliseconds) the wait will be long. */
 enum { SA_SPINS = 2000, SA_YIELDS = 10000, SA_PATIENCE = SA_SPINS + SA_YIELDS };
 void sa_wait_more(int n);
 static inline int sa_one_more(int n) { return n < SA_PATIENCE ? n + 1 : n; }

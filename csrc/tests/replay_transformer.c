@@ -101,7 +101,8 @@ static bool bind_layer(vector_case *c, model *m, int n) {
         m->of_layer[n].weight[which] = find_gradient(c, name, "weight");
         m->of_layer[n].bias[which] = find_gradient(c, name, "bias");
         const vector_array *w = find_array(c, "%s.weight", name);
-        if (l->weights == SA_WEIGHTS_WHOLE || sa_is_norm(which) || w == NULL) {
+        if (l->weights == SA_WEIGHTS_WHOLE || which == SA_ATTENTION_NORM || which >= SA_FEED_FORWARD_NORM ||
+            w == NULL) {
             continue;
         }
         const float *scale = (const float *)(void *)find_data(c, "%s.scale", name);

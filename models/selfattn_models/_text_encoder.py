@@ -499,7 +499,8 @@ class TextEncoder(Pretrained):
         Raises
         ------
         NotImplementedError
-            The folder's pooling is not mean, cls or last token, leaves the prompt out, or a Dense follows it.
+            The folder's pooling is not mean, cls or last token, leaves the prompt out, or a Dense or a
+            truncate_dim follows it.
 
         Warns
         -----
@@ -510,7 +511,7 @@ class TextEncoder(Pretrained):
         skips = pipeline.prompt(None) and not pipeline.include_prompt
         after = [dense for _, dense in pipeline.after]
         if pipeline.core_pooling is None or any(after) or pipeline.truncate_dim or skips:
-            need = "a pooling of mean, cls or last token, over the prompt as well, and no Dense after it"
+            need = "a pooling of mean, cls or last token, over the prompt as well, no Dense after it, no truncate_dim"
             raise NotImplementedError(f"gradients need {need}")
         given = Sentences(sentences)
         ids, cu_seqlens, types, _ = self._whole(given, pipeline.prompt(None)).pack()

@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 MOST_TOKENS = 8192  # of changed runs that are computed at once
-MOST_OFF = 0.05  # of the change of a target, by which the sum of integrated gradients may differ from it
+MOST_RESIDUE = 0.05  # of the change of a target, by which the sum of integrated gradients may differ from it
 FLOW = 2**30  # SciPy's flows are integers
 
 
@@ -433,7 +433,7 @@ def integrated_gradients(
     both = np.concatenate([rows, rows - away])
     ends = np.split(transformer.forward(settings, both, np.array([0, 1, 2]) * len(rows)), 2)
     risen = read(ends[0]).value - read(ends[1]).value
-    if abs(found.sum() - risen) > MOST_OFF * abs(risen):
+    if abs(found.sum() - risen) > MOST_RESIDUE * abs(risen):
         far = (
             f"the shares add up to {found.sum():.3g}, and the target changes by {risen:.3g} from the baseline"
         )

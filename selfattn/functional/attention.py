@@ -136,7 +136,8 @@ def attention_vjp(
         q, k, v, return_lse=return_lse, out=out, **options
     )
     dtype = output.dtype  # the pullback must not hold `output`
-    options |= {name: as_array(name, options[name]).copy() for name in OFFSETS if name in options}  # its own
+    # Copies: the caller may change the offsets before the pullback runs.
+    options |= {name: as_array(name, options[name]).copy() for name in OFFSETS if name in options}
 
     def pullback(grad_out: npt.ArrayLike | None, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         """Pull the gradient of the output (and of the log-sum-exp) back to the inputs named in ``wrt``."""

@@ -273,7 +273,7 @@ class GPT(InspectableModel, Module):
         ids: npt.ArrayLike | Sequence[npt.ArrayLike],
         targets: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
     ) -> tuple[float, Pullback]:
-        """Compute the loss and its pullback, ``d_value -> grads``, by default of 1.0.
+        """Compute the loss and its pullback, ``d_value -> grads``; ``d_value`` is 1.0 by default.
 
         The pullback uses the same dropout.
         """

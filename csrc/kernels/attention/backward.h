@@ -437,8 +437,8 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
     }
     if (b->with_mask && b->grads->dmask[0]) {
         const sa_matrix *dmask = &b->g->dmask.m;
-        sa_plan_mask((const char *const *)b->grads->dmask, b->b.rows->count, &s->s.ahead, dmask,
-                     (first - b->dmask_key) * dmask->col_stride, n);
+        sa_plan_mask_fetch((const char *const *)b->grads->dmask, b->b.rows->count, &s->s.ahead, dmask,
+                           (first - b->dmask_key) * dmask->col_stride, n);
         FN(spread_ahead)(&s->s, n);
     }
     const bool dscores = FN(wants_dscores)(b);
@@ -515,9 +515,9 @@ SA_SHARED void FN(gradient_block)(const sa_backward_block *given, void *scratch,
         unit->start(&given->b, &s.s.wide);
         unit->start_gradients(&given->b, &s.gradients);
     }
-    sa_backward_block on_cells = *given, *b = &on_cells;
+    sa_backward_block own = *given, *b = &own;
     sa_block aligned;
-    b->b = *FN(on_cells)(&given->b, &s.s.wide, &aligned);
+    b->b = *FN(begin_at_cell)(&given->b, &s.s.wide, &aligned);
     FN(backward_block)(b, &s, SA_CEIL_DIV(b->b.rows->count, SA_LANES));
     if (s.s.wide.terms) {
         unit->end();

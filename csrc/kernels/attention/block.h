@@ -259,7 +259,7 @@ SA_INLINE ptrdiff_t FN(in_tile)(ptrdiff_t key, ptrdiff_t first, ptrdiff_t n) {
 }
 
 /* Passes over vector v need only the tile's first end[v] keys, a multiple of 4 or n: causal closes the later ones. Rows
- * are sorted by position, so the ends do not fall. */
+ * are sorted by position; where lengths or block masks would let an end fall, it stays. */
 SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
                              ptrdiff_t *end) {
     if (nv == 1 || !rows->clipped || first + n <= rows->open_to) {

@@ -32,7 +32,7 @@ SA_INLINE ptrdiff_t FN(next_tile)(const sa_block *b, ptrdiff_t from, ptrdiff_t *
 SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
                                  int decoded) {
     const sa_attention *a = b->a;
-    FN(copy_vectors)(s->top, s->maximum, nv);
+    FN(copy_vectors)(s->top, s->maximum, nv); /* a row's maximum is that of all tiles so far */
     s->factor = 1;
     if (decoded) {
         FN(scores_of_decode)(b, s, first, n, SA_LANES, decoded);
@@ -103,7 +103,7 @@ SA_INLINE bool FN(score_tile_here)(const sa_block *b, FN(scratch) * s, ptrdiff_t
     }
     if (b->mask_far && state != SA_TILE_OPEN && !decoded && b->rows->count > 1) {
         const sa_matrix *mask = &b->a->mask.m;
-        sa_plan_mask(b->rows->mask, b->rows->count, &s->ahead, mask, first * mask->col_stride, n);
+        sa_plan_mask_fetch(b->rows->mask, b->rows->count, &s->ahead, mask, first * mask->col_stride, n);
     }
     const bool top_is_right = FN(products_tile)(b, s, first, n, nv, decoded);
     sa_fetch_rest(&s->ahead);
@@ -532,9 +532,10 @@ SA_ONCE void FN(run_vector)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
-/* Returns the block if it begins at the first key of a cell, otherwise a longer one, in *aligned, that begins there. */
-SA_INLINE const sa_block *FN(on_cells)(const sa_block *b, const FN(wide_state) * s, sa_block *aligned) {
-    const ptrdiff_t before = s->terms && b->begin < b->end ? (b->begin - b->copied_from) % SA_KEYS_PER_TILE : 0;
+/* Returns the block if it begins at the first key of a cell, otherwise a longer one, in *aligned, that begins there; the
+ * rows, which both share, then count as clipped. */
+SA_INLINE const sa_block *FN(begin_at_cell)(const sa_block *b, const FN(wide_state) * wide, sa_block *aligned) {
+    const ptrdiff_t before = wide->terms && b->begin < b->end ? (b->begin - b->copied_from) % SA_KEYS_PER_TILE : 0;
     if (before == 0) {
         return b;
     }
@@ -567,7 +568,7 @@ SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(
     if (unit) {
         unit->start(given, &s.wide);
     }
-    const sa_block *b = FN(on_cells)(given, &s.wide, &aligned);
+    const sa_block *b = FN(begin_at_cell)(given, &s.wide, &aligned);
     const int count = b->rows->count, decode_rows = unit ? unit->decode_rows : SA_DECODE_ROWS;
     /* Decoding sums across lanes, which pays from 32 keys on. The last rows of a longer call are not decoded, nor are
      * calls with statistics, because the backward pass must sum scores in the same order, nor rows of which a longer

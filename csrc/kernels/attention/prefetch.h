@@ -90,8 +90,8 @@ SA_ONCE void sa_plan_tile(const sa_block *b, sa_ahead *ahead, const sa_matrix *m
 }
 
 /* Plans n elements, `bytes` after the beginning of each row of a mask or of its gradient. */
-SA_ONCE void sa_plan_mask(const char *const *row, int count, sa_ahead *ahead, const sa_matrix *m, ptrdiff_t bytes,
-                          ptrdiff_t n) {
+SA_ONCE void sa_plan_mask_fetch(const char *const *row, int count, sa_ahead *ahead, const sa_matrix *m, ptrdiff_t bytes,
+                                ptrdiff_t n) {
     sa_plan_ahead(ahead, (sa_rows_ahead){
                              .row = row, .offset = (uintptr_t)bytes, .count = count, .bytes = sa_bytes_together(m, n)});
 }

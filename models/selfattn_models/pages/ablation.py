@@ -25,12 +25,14 @@ Pairs: TypeAlias = list[tuple[Array, Array]]
 
 
 def without_heads(model: Any, texts: Sequence[Any], place: int, spell: Spell, store: Store) -> Found | None:
-    """Return what the page shows of heads that are off; None of a model without readings. ``texts`` are one or two."""
+    """Return what the page shows of heads that are off; None for a model without readings. ``texts`` are one or two."""
     pooling, classifies = readings.pooling(model), isinstance(model, TextClassifier)
     if not (pooling or classifies or isinstance(model, CausalModel)):
         return None
     changes = readings.heads_off(model, texts[0])
-    pairs = [readings.runs(model, text, changes) for text in texts]
+    pairs = [
+        readings.runs(model, text, changes) for text in (texts if pooling and not classifies else texts[:1])
+    ]
     if isinstance(model, CausalModel):
         return _next(model, texts[0], pairs[0], place, spell, store)
     name, targets = "", list[readings.Target]()

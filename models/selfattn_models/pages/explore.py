@@ -47,7 +47,7 @@ _Layer: TypeAlias = tuple[int, int, int | None]
 # Of a page's numbers before compression; a larger page is refused before it is computed.
 MOST_BYTES = 17_000_000
 MOST_NEW = 256
-MOST_OFF = 64  # tokens for which each head is switched off without being asked
+MOST_TOKENS_OFF = 64  # tokens for which each head is switched off without being asked
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,7 +154,7 @@ def explorer(
         )
     chosen = _chosen(texts, word)
     found, captions = habits(texts), captions | _places(texts, captions)
-    if len(texts[0].queries) <= MOST_OFF if heads_off is None else heads_off:
+    if max(len(each.queries) for each in texts) <= MOST_TOKENS_OFF if heads_off is None else heads_off:
         place = min(chosen[0], texts[0].prompt - 1)
         off = without_heads(model_or_steps, read, place, partial(_spelled, model_or_steps), store)
     data = {

@@ -8,7 +8,7 @@ from selfattn.engine import Array, search_rows, similarities
 from selfattn_models.search._store import Generation
 
 BLOCK = 2**14  # rows whose distances are in memory at once
-CANDIDATES = 4  # how many times k int8 finds, for the exact embeddings to choose from
+INT8_CANDIDATES = 4  # how many times k int8 finds, for the exact embeddings to choose from
 
 
 def nearest(index: Generation, queries: Array, k: int, keep: Array | None) -> tuple[Array, Array]:
@@ -20,7 +20,7 @@ def nearest(index: Generation, queries: Array, k: int, keep: Array | None) -> tu
         return _by_distance(index, queries, k, keep)
     if index.codes is None:
         return search_rows(queries, index.vectors, k, keep=keep)
-    _, found = search_rows(queries, index.codes, CANDIDATES * k, scales=index.scales, keep=keep)
+    _, found = search_rows(queries, index.codes, INT8_CANDIDATES * k, scales=index.scales, keep=keep)
     found.sort(axis=1)  # of equal scores the first row wins
     best = (search_rows(one[None], index.vectors[of], k) for one, of in zip(queries, found, strict=True))
     scores, places = (np.concatenate(each) for each in zip(*best, strict=True))

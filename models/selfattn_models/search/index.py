@@ -21,7 +21,7 @@ from selfattn_models.search._ranking import Words, joined, near, reranked
 from selfattn_models.search._store import DTYPES, MANIFEST, Generation, hash64, make, writing
 
 CHUNK = 8192  # texts that are looked up and written at once
-CANDIDATES = 50  # the least that are ranked again
+LEAST_RANKED_AGAIN = 50  # the least that are ranked again
 
 
 class _Hit(NamedTuple):
@@ -358,7 +358,7 @@ class Index:
         if not queries or not len(now.rows):
             return [] if isinstance(query, str) else [list[Hit]() for _ in queries]
         vectors = model.rows_for(now, model.encode_query(queries))
-        most = k if rerank is None and not hybrid else max(CANDIDATES, 4 * k)
+        most = k if rerank is None and not hybrid else max(LEAST_RANKED_AGAIN, 4 * k)
         found = best_records(now, vectors, most, now.kept(selected))
         if hybrid:
             if self._words is None or self._words[0] is not now:
