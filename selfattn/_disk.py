@@ -380,6 +380,8 @@ def check_regular(path: Path) -> int:
     if not path.exists():
         what = "the link leads to no file" if path.is_symlink() else os.strerror(errno.ENOENT)
         raise FileNotFoundError(errno.ENOENT, what, str(path))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not path.is_file():
         raise ValueError(f"{path} is not a regular file")
     return path.stat().st_size

@@ -75,7 +75,7 @@ def test_a_training_follows_no_link_of_its_folder(linked, option, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     put(tmp_path / "elsewhere", fuzzing.own())
     text, out = tmp_path / "x.txt", tmp_path / "out"
-    text.write_text("tom chases jerry\n" * 9)
+    text.write_text("".join(f"tom chases jerry {n} times\n" for n in range(300)))
     with contextlib.suppress(FileExistsError):
         (out / linked).parent.mkdir(parents=True)
     target = "elsewhere" if linked == "unfinished" else "elsewhere/config.json"
