@@ -14,7 +14,7 @@ import secrets
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,9 +26,10 @@ from selfattn._interrupt import DelayedInterrupt
 
 PathLike: TypeAlias = str | os.PathLike[str]
 MOST_LINKS = 40  # that are followed, as Linux does
+FOLLOWED = "a link, which is not followed within a folder"
 LONGEST_NAME = 255  # bytes, of Linux's and macOS's file systems
-MOST_CONFIG_BYTES = 2**20
-MOST_TOKENIZER_BYTES = 2**28  # the largest that are published have some 30 MB
+MOST_CONFIG_BYTES = 2**22  # Gemma 3's tokenizer_config.json has 1.2 MB
+MOST_TOKENIZER_BYTES = 2**28
 SAFETENSORS_DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -78,17 +79,9 @@ def to_safetensors(
 
 def read_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the arrays of a safetensors file, and the texts in its header."""
-    safetensors = import_extra("safetensors", "text")
-    check_regular(path)
-    try:
-        with safetensors.safe_open(path, "np"):  # compares the size with the header, before anything is read
-            content = read(path)
-        entries = safetensors.deserialize(content)
-    except safetensors.SafetensorError as error:
-        what = stand_in(path) or f": {error}"
-        raise ValueError(f"{path} is cut off, damaged or no safetensors file{what}") from None
+    header, _ = safetensors_header(path)
     arrays = {}
-    for name, entry in entries:
+    for name, entry in import_extra("safetensors", "text").deserialize(read(path)):
         dtype = SAFETENSORS_DTYPES.get(entry["dtype"])
         if dtype is None:
             raise ValueError(f"{path}: {name} has dtype {entry['dtype']}, which NumPy does not have")
@@ -96,9 +89,23 @@ def read_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
             arrays[name] = np.frombuffer(entry["data"], _dtype(dtype, path)).reshape(entry["shape"])
         except ValueError as error:  # no elements, but a shape that NumPy cannot count
             raise ValueError(f"{path}: {name} has shape {entry['shape']}: {error}") from None
-    # deserialize() has checked the header, but does not return the texts.
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return arrays, header.get("__metadata__") or {}  # or null
+
+
+def safetensors_header(path: Path, extra: str | None = "text") -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, and where its arrays begin.
+
+    The library compares sizes, overlaps and holes with the file's size, and reads no array.
+    """
+    safetensors = import_extra("safetensors", extra)
+    check_regular(path)
+    try:
+        with fitting(path), safetensors.safe_open(path, "np"), path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            return json.loads(file.read(size)), 8 + size
+    except safetensors.SafetensorError as error:
+        what = stand_in(path) or f": {error}"
+        raise ValueError(f"{path} is cut off, damaged or no safetensors file{what}") from None
 
 
 def _dtype(name: str, path: Path) -> np.dtype[Any]:
@@ -162,29 +169,32 @@ def _opened(path: Path) -> Any:
     return path.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
 
 
-def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
-    """Write files into a folder so that either the new or the old content of each is there.
+def write_files(folder: Path, content: Mapping[str, bytes], stale: Collection[str] = ()) -> None:
+    """Write files into a folder so that either the new or the old content of each is there; remove those of ``stale``.
 
     All are first written under temporary names, so a full disk changes nothing. The last file is the first to be
-    removed and the last to be added: while it is there, the files belong together. Files keep their permissions.
+    removed and the last to be added: while it is there, the files belong together. Files keep their permissions; a
+    link is replaced, and its target is not written.
     """
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     suffix = secrets.token_hex(8)
     paths = [folder / name for name in content]
     staged = {path: _hidden(path, suffix, "new") for path in paths}
+    removed = [folder / name for name in stale if os.path.lexists(folder / name)]
     try:
-        for (path, temporary), data in zip(staged.items(), content.values(), strict=True):
+        for path in (*staged, *removed):
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "a folder has the name of the file", str(path))
+        for (path, temporary), data in zip(staged.items(), content.values(), strict=True):
             if path.exists() and not path.is_file():  # a rename would replace /dev/null
                 raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
             _write_to_disk(temporary, data, path)
-        if len(staged) == 1:
+        if len(staged) == 1 and not removed:
             os.replace(temporary, path)
         else:
             with DelayedInterrupt(raises=True):  # old files must not stay under hidden names
-                _exchange(staged, suffix)
+                _exchange(staged, removed, suffix)
     finally:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
@@ -200,19 +210,32 @@ def sync_folder(folder: Path) -> None:
         os.close(directory)
 
 
-def write_folder(folder: Path, content: Mapping[str, bytes]) -> None:
+def open_own(path: Path) -> Any:
+    """Open a file of a folder that may be a stranger's, to append to it; it is made if it is missing.
+
+    A link, which may lead out of the folder, is an OSError, and so is all but a regular file.
+    """
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, FOLLOWED, str(path))
+    more = os.O_NONBLOCK | os.O_NOFOLLOW if hasattr(os, "O_NOFOLLOW") else 0  # Windows has neither
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | more, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "ab", buffering=0)
+
+
+def write_folder(folder: Path, content: Mapping[str, bytes], stale: Collection[str] = ()) -> None:
     """Write files into a folder and folders in it, as :func:`write_files` does; those that are missing are made."""
+    for inner in {folder / each for name in content for each in PurePath(name).parents[:-1]}:
+        if inner.is_symlink():
+            raise OSError(errno.ELOOP, FOLLOWED, str(inner))
     places = dict.fromkeys([folder, *((folder / name).parent for name in content)])
-    for place in places:  # a link in a folder from elsewhere may lead to anybody's files
-        if os.path.realpath(place) != os.path.join(
-            os.path.realpath(folder), place.relative_to(folder)
-        ).rstrip("/."):
-            raise OSError(errno.ELOOP, "a link in the place of a folder, which is not followed", str(place))
     made = [place for place in places if not place.exists()]
     try:
         for place in made:
             place.mkdir(parents=True, exist_ok=True)
-        write_files(folder, content)
+        write_files(folder, content, stale)
     except BaseException:
         for place in sorted(made, reverse=True):  # those below first
             if place.is_dir():
@@ -276,13 +299,13 @@ def _write_header(file: Any, count: int, width: int, dtype: npt.DTypeLike) -> No
     np.lib.format.write_array_header_1_0(file, header)
 
 
-def _exchange(staged: dict[Path, Path], suffix: str) -> None:
-    """Replace old files by new ones, or restore the old ones if that fails."""
+def _exchange(staged: dict[Path, Path], removed: Iterable[Path], suffix: str) -> None:
+    """Replace old files by new ones and remove others, or restore the old ones if that fails."""
     moved: dict[Path, Path] = {}
     placed: list[Path] = []
     try:
-        for path in reversed(staged):
-            if path.exists():
+        for path in (*reversed(staged), *removed):
+            if os.path.lexists(path):
                 moved[path] = _hidden(path, suffix, "old")
                 os.replace(path, moved[path])
         for path, temporary in staged.items():
@@ -292,7 +315,7 @@ def _exchange(staged: dict[Path, Path], suffix: str) -> None:
         for path in placed:
             path.unlink(missing_ok=True)
         for path, old in reversed(moved.items()):
-            if old.exists():
+            if os.path.lexists(old):
                 os.replace(old, path)
         raise
     for old in moved.values():
@@ -329,7 +352,7 @@ def read_json(path: Path) -> Any:
 
 def read_object(path: Path, required: bool = True) -> dict[str, Any]:
     """Read a small JSON file that must hold an object; a missing file gives {}, unless it is required."""
-    found = read_json(path) if required or path.exists() else {}
+    found = read_json(path) if required or os.path.lexists(path) else {}
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold an object")
     return found
@@ -352,48 +375,64 @@ def stand_in(content: bytes | Path) -> str:
     return ""
 
 
-def check_regular(path: Path) -> None:
-    """Refuse what is no file: reading a pipe or a device may never end."""
+def check_regular(path: Path) -> int:
+    """Return the size of a file; an error that names it if it is missing, or a pipe or a device, which may not end."""
     if not path.exists():
-        raise FileNotFoundError(
-            errno.ENOENT, "no such file; expected what save_model or save_arrays wrote", str(path)
-        )
+        what = "the link leads to no file" if path.is_symlink() else os.strerror(errno.ENOENT)
+        raise FileNotFoundError(errno.ENOENT, what, str(path))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not path.is_file():
         raise ValueError(f"{path} is not a regular file")
+    return path.stat().st_size
 
 
 @contextmanager
-def in_memory(path: Any) -> Iterator[None]:
-    """Give a MemoryError, also a mapping's OSError, the name of the file that is read."""
+def fitting(path: Path) -> Iterator[None]:
+    """Let an error that memory is short, also of mapping, name the file that does not fit."""
     try:
         yield
     except (MemoryError, OSError) as error:
-        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+        if str(path) in str(error) or getattr(error, "errno", errno.ENOMEM) != errno.ENOMEM:
             raise
-        raise MemoryError(f"{path} does not fit into the memory that is left") from None
+        raise MemoryError(f"{path}: its {path.stat().st_size} bytes do not fit into memory") from None
 
 
 def read(path: Path, most: int | None = None) -> bytes:
-    """Return a regular file's content, of at most ``most`` bytes."""
-    check_regular(path)
-    if most is not None and path.stat().st_size > most:
+    """Read a regular file that has ``most`` bytes; one of more bytes than the machine has is a MemoryError."""
+    size = check_regular(path)
+    if most is not None and size > most:
         raise ValueError(f"{path} has more than {most} bytes")
-    with in_memory(path), path.open("rb") as file:
-        return file.read() if most is None else file.read(most)
+    with fitting(path), path.open("rb") as file:
+        if hasattr(os, "sysconf") and size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+            raise MemoryError
+        return file.read(size)
 
 
-def map_bytes(path: Path) -> Array:
-    """Return a file's bytes (n,), which are read as they are used; writing to them does not change the file."""
+def read_kept(path: Path) -> bytes | None:
+    """Read a small file that a folder may lack, such as a chat template; None if it does."""
+    return read(path, MOST_CONFIG_BYTES) if os.path.lexists(path) else None
+
+
+def has_mark(path: Path, mark: bytes) -> bool:
+    """Return whether a file is regular and contains a mark, in its first 16 MiB."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return mark in file.read(2**24)
+
+
+def read_input(path: Path) -> bytes:
+    """Read a file that a user names, which may be a descriptor such as ``/dev/stdin``, or ``/dev/null``."""
+    named = descriptor_of(path) is not None or (path.exists() and path.samefile(os.devnull))
+    return path.read_bytes() if named else read(path)
+
+
+def mapped(path: Path, dtype: npt.DTypeLike = np.uint8, mode: Any = "c", shape: Any = None) -> Array:
+    """Map a regular file; pages are read when they are needed, and with mode ``"c"`` copied when they are changed."""
     check_regular(path)
-    with in_memory(path):
-        return np.memmap(path, np.uint8, "c")
-
-
-def open_inside(path: Path, flags: int) -> int:
-    """Open a file of a folder that may come from elsewhere, to write into it: no link is followed."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise OSError(errno.EINVAL, "a link, or no regular file, in the place of a file to write", str(path))
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    with fitting(path):
+        return np.memmap(path, dtype, mode, shape=shape)
 
 
 def parse_tokenizer(path: Path, content: bytes, extra: str | None) -> Any:

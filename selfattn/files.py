@@ -105,10 +105,8 @@ def save_model(model: EmbeddingModel, folder: _disk.PathLike) -> None:
     if kind is not None:
         content[TOKENIZERS[kind]] = tokenizer
     content[CONFIG] = _disk.to_json(config)
-    stale = _tokenizer_file(folder)
-    _disk.write_folder(folder, content)
-    if stale is not None and stale not in content:
-        (folder / stale).unlink(missing_ok=True)
+    stale = {name for name in (_tokenizer_file(folder),) if name and name not in content}
+    _disk.write_folder(folder, content, stale)
 
 
 def load_model(folder: _disk.PathLike, strict: bool = True, tokenizer: Any = None) -> EmbeddingModel:
@@ -260,7 +258,7 @@ def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
         give = "give it to load_model(folder, tokenizer=...)"
         raise ValueError(f"the tokenizer of {folder} was of a kind that is not saved; {give}")
     path = folder / TOKENIZERS[kind]
-    content = _disk.read(path)
+    content = _disk.read(path, _disk.MOST_TOKENIZER_BYTES)
     if kind == "whitespace":
         vocabulary = _disk.parse_json(path, content)
         if not isinstance(vocabulary, list) or not all(isinstance(word, str) for word in vocabulary):

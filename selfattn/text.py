@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias
 
+from selfattn import _disk
 from selfattn._check import check_rows, check_size, if_missing
 from selfattn._extras import import_extra
 
@@ -425,8 +426,12 @@ def read_text(path: PathLike | BinaryFile) -> str:
 
     Other bytes are a ValueError with their place, and another argument is a TypeError.
     """
-    read: Any = Path(path).read_bytes if isinstance(path, str | os.PathLike) else getattr(path, "read", None)
-    content = read() if callable(read) else None
+    if isinstance(path, str | os.PathLike):
+        place = Path(path)
+        content: Any = place.read_bytes() if place.is_fifo() else _disk.read_input(place)
+    else:
+        read: Any = getattr(path, "read", None)
+        content = read() if callable(read) else None
     if not isinstance(content, bytes):
         raise TypeError(f"path must be a path, or a file that is open in binary mode, not {path!r:.80}")
     try:

@@ -6,7 +6,7 @@ their layout allows it. The tokenizer's files are read in `_tokenizer`.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from selfattn.engine import Array, Entries, as_array, disk, import_extra, warn, weights
+from selfattn.engine import Array, Entries, as_array, disk, warn, weights
 from selfattn_models._known_settings import FolderWarning, rows
 
 ACTIVATIONS = {
@@ -170,7 +170,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         base = f"{adapter.get('peft_type')} for {adapter.get('base_model_name_or_path')!r}"
         merge = "peft's AutoPeftModel.from_pretrained(folder).merge_and_unload().save_pretrained(other)"
         raise ValueError(f"{folder} holds an adapter, {base}, and not a model; merge them with {merge}")
-    if not path.exists():
+    if not os.path.lexists(path):
         ways = [f"to load {file.name}, give the path of that file" for file in sorted(folder.glob("*.gguf"))]
         expected = "expected a folder that save_pretrained or sentence-transformers wrote"
         raise FileNotFoundError(f"{folder} has no config.json; {[*ways, expected][0]}")
@@ -239,9 +239,9 @@ def read_weights(folder: Path, keep_bfloat16: bool = False) -> dict[str, Array]:
     16-bit numbers become float32; bfloat16, if it is to be kept, stays as its bits. All other arrays are mapped:
     reading them loads pages of the file, writing to them copies pages, and the file stays as it is.
     """
-    if (folder / WEIGHTS).exists():
+    if os.path.lexists(folder / WEIGHTS):
         return _map(folder / WEIGHTS, keep_bfloat16)
-    if (folder / INDEX).exists():
+    if os.path.lexists(folder / INDEX):
         return _map_shards(folder, keep_bfloat16)
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     if pickled:
@@ -262,7 +262,7 @@ def _map_shards(folder: Path, keep_bfloat16: bool) -> dict[str, Array]:
     for name in sorted(set(places.values())):
         if Path(name).name != name:
             raise ValueError(f"{folder / INDEX} names {name!r}, which is not a file of that folder")
-        if not (folder / name).exists():
+        if not os.path.lexists(folder / name):
             raise FileNotFoundError(f"{folder} lacks {name}, which {INDEX} names")
         found = _map(folder / name, keep_bfloat16)
         arrays |= {key: array for key, array in found.items() if places.get(key) == name}
@@ -273,27 +273,13 @@ def _map_shards(folder: Path, keep_bfloat16: bool) -> dict[str, Array]:
 
 
 def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
-    safetensors = import_extra("safetensors")
-    disk.check_regular(path)
-    try:
-        with (
-            disk.in_memory(path),
-            safetensors.safe_open(path, "np") as file,
-        ):  # checks the header: sizes, overlaps, holes
-            names = set(file.keys())
-    except safetensors.SafetensorError as error:
-        what = disk.stand_in(path) or f": {error}"
-        raise ValueError(f"{path} is cut off, damaged or no safetensors file{what}") from None
-    with path.open("rb") as opened:
-        begin = int.from_bytes(opened.read(8), "little")
-        header: dict[str, Any] = json.loads(opened.read(begin))
-    begin += 8
+    header, begin = disk.safetensors_header(path, None)
     if path.stat().st_size == begin:
         return {}
-    data = disk.map_bytes(path)
+    data = disk.mapped(path)
     arrays = {}
-    for name in names:
-        entry = header[name]
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
         dtype = DTYPES.get(entry["dtype"])
         if entry["dtype"].startswith("F") and dtype is None:
             small = "floats of 8 bits or fewer, which are not supported; take the model in 16 or 32 bits"
@@ -306,10 +292,11 @@ def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
             array = flat.view(dtype).reshape(entry["shape"])
         except ValueError as error:  # no elements, but a shape that NumPy cannot count
             raise ValueError(f"{path}: {name} has shape {entry['shape']}: {error}") from None
-        if entry["dtype"] == "F16":
-            array = array.astype(np.float32)
-        elif entry["dtype"] == "BF16" and not keep_bfloat16:
-            array = weights.to_float32(array, None)
+        with disk.fitting(path):
+            if entry["dtype"] == "F16":
+                array = array.astype(np.float32)
+            elif entry["dtype"] == "BF16" and not keep_bfloat16:
+                array = weights.to_float32(array, None)
         arrays[name] = array
     return arrays
 

@@ -8,7 +8,6 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 import math
-import mmap
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,13 +87,11 @@ class GGUF:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        disk.check_regular(path)
-        if path.stat().st_size < 24:
-            raise ValueError(f"{path} is no GGUF file: it has {path.stat().st_size} bytes")
-        with disk.in_memory(path), path.open("rb") as file:
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.data = disk.map_bytes(path)
-        self._at, self._size = 0, len(self._bytes)
+        if (size := disk.check_regular(path)) < 24:
+            raise ValueError(f"{path} is no GGUF file: it has {size} bytes")
+        self.data = disk.mapped(path)
+        self._bytes: Any = self.data.base  # the mmap, whose slices are bytes
+        self._at, self._size = 0, size
         if self._take(4) != MAGIC:
             raise self._error("it does not begin with GGUF")
         if (version := self._number("I")) not in VERSIONS:
@@ -120,7 +117,7 @@ class GGUF:
         end = self._at + count
         if end > self._size:
             raise self._error(f"expected {count} bytes, and the file ends after {self._size - self._at}")
-        found = self._bytes[self._at : end]
+        found: bytes = self._bytes[self._at : end]
         self._at = end
         return found
 

@@ -8,6 +8,7 @@ ones again.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -165,14 +166,14 @@ def read_pipeline(folder: Path, classifies: bool = False) -> tuple[Pipeline, Pat
     """
     pipeline = Pipeline()
     modules = folder / MODULES
-    if not modules.exists():
+    if not os.path.lexists(modules):
         return pipeline, folder
     transformer = _read_modules(pipeline, folder, modules, classifies)
     for name in (TRANSFORMER_CONFIG, *OLD_TRANSFORMER_CONFIGS):
         if disk.read_object(transformer / name, required=False):
             _read_transformer(pipeline, _settings(pipeline, transformer, name, to=TRANSFORMER_CONFIG))
             break
-    if (folder / SENTENCE_CONFIG).exists():
+    if os.path.lexists(folder / SENTENCE_CONFIG):
         _read_sentence_config(pipeline, _settings(pipeline, folder, SENTENCE_CONFIG))
     return pipeline, transformer
 
@@ -180,13 +181,13 @@ def read_pipeline(folder: Path, classifies: bool = False) -> tuple[Pipeline, Pat
 def transformer_folder(folder: Path) -> Path:
     """Return where the transformer of a folder is: in the folder itself, or where its ``modules.json`` says."""
     path = folder / MODULES
-    return _inside(folder, path, _modules(path)[0]) if path.exists() else folder
+    return _inside(folder, path, _modules(path)[0]) if os.path.lexists(path) else folder
 
 
 def pools(folder: Path) -> bool:
     """Tell whether a folder says how to pool; then it makes embeddings, even if the model could classify."""
     path = folder / MODULES
-    return path.exists() and any(_kind(module) == "Pooling" for module in _modules(path))
+    return os.path.lexists(path) and any(_kind(module) == "Pooling" for module in _modules(path))
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:
@@ -231,7 +232,7 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool
         pooled = True
         name = str(PurePosixPath(module["path"]) / "config.json")
         dense = None
-        if kind in ("Pooling", "Dense") or (place / "config.json").exists():
+        if kind in ("Pooling", "Dense") or os.path.lexists(place / "config.json"):
             config = _settings(pipeline, folder, name, kind=kind)
             dense = _read_dense(place, config) if kind == "Dense" else None
             if kind == "Pooling":
@@ -267,7 +268,7 @@ def _read_dense(folder: Path, config: Config) -> Dense:
     sizes = config.raw("out_features"), config.raw("in_features")
     expected = {"linear.weight": sizes} | ({"linear.bias": sizes[:1]} if config.raw("bias", True) else {})
     config.finish()
-    if not (folder / DENSE_WEIGHTS).exists() and (folder / DENSE_PICKLE).exists():
+    if not os.path.lexists(folder / DENSE_WEIGHTS) and (folder / DENSE_PICKLE).exists():
         what = f"its weights as a pickle, {DENSE_PICKLE}, which can run code and is not read"
         way = "SentenceTransformer(folder).save(other) of sentence-transformers writes model.safetensors"
         raise ValueError(f"{folder} has {what}; {way}")

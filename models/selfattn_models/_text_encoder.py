@@ -587,8 +587,8 @@ def attach(model: TextEncoder, folder: Path) -> None:
     pipeline, inner = read_pipeline(folder, classifies=model.head is not None)
     tokenizer, config = _tokenizer.load_tokenizer(inner, pipeline.lowercase)
     for name in ("special_tokens_map.json", _tokenizer.TOKENIZER_CONFIG):
-        if (inner / name).exists():
-            pipeline.kept[name] = disk.read(inner / name, disk.MOST_CONFIG_BYTES)
+        if (found := disk.read_kept(inner / name)) is not None:
+            pipeline.kept[name] = found
     if tokenizer is not None:
         _tokenizer.check_vocabulary(tokenizer, model.vocab_size, inner)
         limits = [pipeline.longest or config.get("model_max_length"), model.max_positions]

@@ -21,8 +21,7 @@ def attach(model: CausalModel, folder: Path) -> None:
     """Give a language model the tokenizer of a folder, its chat template, and the tokens that end its answers."""
     tokenizer, config = _tokenizer.load_tokenizer(folder)
     names = (_tokenizer.TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, GENERATION_CONFIG, TEMPLATE)
-    there = [name for name in names if (folder / name).exists()]
-    model.kept = {name: disk.read(folder / name, disk.MOST_CONFIG_BYTES) for name in there}
+    model.kept = {name: found for name in names if (found := disk.read_kept(folder / name)) is not None}
     model._folder, model.tokenizer = folder, tokenizer
     if tokenizer is not None:
         _tokenizer.check_vocabulary(tokenizer, model.vocab_size, folder)
@@ -31,7 +30,7 @@ def attach(model: CausalModel, folder: Path) -> None:
     model._expect_chats()
     generation = _settings(model, folder)
     given = generation.pop("eos_token_id", None)
-    said = given is not None or not (folder / GENERATION_CONFIG).exists()
+    said = given is not None or GENERATION_CONFIG not in model.kept
     given = model.config.get("eos_token_id") if given is None else given
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(n) is int for n in ids):
@@ -53,7 +52,11 @@ def _settings(model: CausalModel, folder: Path) -> dict[str, Any]:
     They are in their own file or, if there is none, in ``config.json``.
     """
     path = folder / GENERATION_CONFIG
-    read = read_settings(path) if path.exists() else Config(model.config, str(folder / "config.json"))
+    read = (
+        read_settings(path)
+        if GENERATION_CONFIG in model.kept
+        else Config(model.config, str(folder / "config.json"))
+    )
     found = {name: read.raw(name) for name in (*SETTINGS, "eos_token_id")}
     given = {name: read.values.get(name) for name in NOT_DONE}
     undone = {n: x for n, x in given.items() if x not in (None, NOT_DONE[n], [], {}, [-1])}
@@ -61,7 +64,7 @@ def _settings(model: CausalModel, folder: Path) -> dict[str, Any]:
         told = ", ".join(f"{name}={value!r:.80}" for name, value in undone.items())
         warn(FolderWarning(f"{read.where}: {told} is not done here"))
     found |= {name: value for name, value in undone.items() if name in REMOVED}
-    if path.exists():
+    if GENERATION_CONFIG in model.kept:
         read.finish()
     return checked_settings(found, read.where)
 

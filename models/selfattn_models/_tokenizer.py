@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,7 +61,7 @@ def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str
     """
     config = read_settings(folder / TOKENIZER_CONFIG)
     path = folder / TOKENIZER
-    if not path.exists():
+    if not os.path.lexists(path):
         return None, config.values
     library = import_extra("tokenizers")
     raw = disk.read(path, disk.MOST_TOKENIZER_BYTES)

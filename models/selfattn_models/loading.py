@@ -179,7 +179,11 @@ def load(
         raise ValueError(f"dtype must be 'float32', 'bfloat16', 'int8' or None, not {dtype!r}")
     one_of("precision", precision, PRECISIONS)
     with one_warning(str(folder)):
-        model = load_gguf(folder, dtype) if is_gguf else _load(folder, dtype)
+        if is_gguf:
+            with disk.fitting(folder):
+                model = load_gguf(folder, dtype)
+        else:
+            model = _load(folder, dtype)
     if isinstance(model, CausalModel):
         model.set_precision(precision)
         if cache_dtype is not None:
@@ -192,7 +196,7 @@ def load(
 
 
 def _load(folder: Path, dtype: str | None) -> Any:
-    if not (folder / MODULES).exists() and files.is_model(folder):
+    if not os.path.lexists(folder / MODULES) and files.is_model(folder):
         if dtype not in (None, "float32"):
             raise ValueError(f"{folder} is not a pretrained model; only these are rounded to {dtype}")
         return files.load_model(folder)
@@ -214,7 +218,7 @@ def _class(folder: Path, config: dict[str, Any], where: str) -> type[Pretrained]
     The files of sentence-transformers or the name of a bare model make an encoder of a decoder.
     """
     kind, names = config["model_type"], config.get("architectures") or []
-    has_modules = (folder / MODULES).exists()
+    has_modules = os.path.lexists(folder / MODULES)
     classifies = any(CLASSIFIER in name for name in names) and not pools(folder)
     table = CLASSIFIERS if classifies else MODELS
     if kind not in table:
@@ -278,9 +282,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
         more = (model.pipeline.lowercase, model._knows_types) if isinstance(model, TextEncoder) else ()
         content = readable(content, *more)
     replaced = _holds_model(folder)
-    disk.write_folder(folder, content)
-    for stale in (STALE if replaced else {INDEX}) - set(content):
-        (folder / stale).unlink(missing_ok=True)
+    disk.write_folder(folder, content, (STALE if replaced else {INDEX}) - set(content))
 
 
 def _holds_model(folder: Path) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn import views
+from selfattn import _disk, views
 from selfattn._disk import LONGEST_NAME
 from selfattn.cli import streams
 from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError
@@ -264,7 +264,7 @@ def check_out(options: argparse.Namespace) -> None:
 def _default_file(name: str, mark: bytes, kind: str) -> Path:
     """Return the path of a name; refuse an existing file without the mark of a page of that kind."""
     path = Path(name)
-    if os.path.lexists(path) and not (path.is_file() and mark in path.read_bytes()):
+    if os.path.lexists(path) and not _disk.has_mark(path, mark):
         raise FileExistsError(f"{path} exists and is not {kind}; --out chooses another file")
     return path
 

@@ -209,7 +209,7 @@ def source(file: str) -> str | Input:
 
 def read(file: str | os.PathLike[str]) -> bytes:
     """Read a file, or standard input."""
-    return Input().read() if os.fspath(file) == DASH else Path(file).read_bytes()
+    return Input().read() if os.fspath(file) == DASH else _disk.read_input(Path(file))
 
 
 def write(file: str | os.PathLike[str], content: bytes) -> None:

@@ -210,16 +210,22 @@ def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
         foreign = f"{unfinished} holds {left[0]}, which is not from a training of selfattn's"
     begun = (unfinished / OPTIONS).is_file() if options.resume else bool(left)
     kept = (files.CONFIG, files.WEIGHTS, files.TOKENIZERS[options.tokenizer])
-    check_place(options, begun, foreign * (not options.resume), dict.fromkeys(kept, "a model"))
+    own = [unfinished, *(unfinished / name for name in OURS)]
+    check_place(options, begun, foreign * (not options.resume), dict.fromkeys(kept, "a model"), own)
 
 
-def check_place(options: argparse.Namespace, begun: bool, foreign: str, kept: Mapping[str, str]) -> None:
+def check_place(
+    options: argparse.Namespace, begun: bool, foreign: str, kept: Mapping[str, str], own: Iterable[Path]
+) -> None:
     """Refuse a training that would replace what nobody asked it to replace.
 
     ``foreign`` complains of a file of the user's that is in the way, or is ``""``; ``kept`` says what each file of a
-    model is.
+    model is; ``own`` are written while it trains, and may not be links.
     """
     out: Path = options.out
+    for path in own:
+        if path.is_symlink():
+            raise FileExistsError(f"{path} is {_disk.FOLLOWED}")
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"--out must be a folder, and {out} is not one")
     if options.resume and not begun:

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import ClassVar
 
+from selfattn import _disk
 from selfattn.views.document import Document
 from selfattn.views.gpt import gpt_page
 from selfattn.views.language import OWN_NAMES, PLURALS, fill, in_language, say
@@ -70,7 +71,7 @@ def write_pages(
         pages[own]["index"] = _start_page(pages[own], about[own], own, ends)
     paths = {(name, own): Path(folder, name + ends[own]) for own in langs for name in pages[own]}
     for path in paths.values():
-        if os.path.lexists(path) and not (path.is_file() and b'<body class="sa-page">' in path.read_bytes()):
+        if os.path.lexists(path) and not _disk.has_mark(path, b'<body class="sa-page">'):
             raise FileExistsError(f"{path} exists and is not a page of selfattn's")
     paths["index", langs[0]].parent.mkdir(parents=True, exist_ok=True)
     for (name, own), path in paths.items():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from selfattn import _disk
 from selfattn.views.document import KIT, POLICY, Document, drawn_by_script
 from selfattn.views.language import VIEWS, in_language
 from selfattn.views.texts import PLAYGROUND, TRAINING
@@ -31,7 +32,7 @@ class Kernels(NamedTuple):
 
 def read_kernels(path: str | os.PathLike[str]) -> Kernels:
     """Read what ``make -C csrc wasm-library`` builds; another file, or one of another version, is a ValueError."""
-    wasm = Path(path).read_bytes()
+    wasm = _disk.read(Path(path))
     built = _BUILT.search(wasm) if wasm.startswith(b"\0asm") else None
     if built is None:
         raise ValueError(f"{path} is not the core in WebAssembly, which make -C csrc wasm-library builds")

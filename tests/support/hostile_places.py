@@ -2,7 +2,11 @@
 
 import json
 import os
+import stat
+import tempfile
+from pathlib import Path
 
+from hostile import put
 from processes import PYTHON, finish, start
 
 MODULES = ("evil", "__init__", "sitecustomize", "tokenizers", "safetensors", "modeling_bert")
@@ -47,3 +51,32 @@ def assert_no_code_runs(program, make_hostile, folder):
         assert came == wanted or (isinstance(wanted, str) and str(came).startswith(wanted)), (name, came)
         assert not events, (name, events)
     assert not marker.exists()
+
+
+# ---------------------------------------------------------------------- things in the place of a file
+
+THINGS = {
+    "a pipe": os.mkfifo,
+    "a folder": os.mkdir,
+    "a socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+    "an endless device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a terabyte of holes": lambda path: (path.touch(), os.truncate(path, 2**40)),
+}
+
+
+def assert_refused(found, name, thing, use):
+    """Write the files of a folder, put a thing in the place of one, and expect an error that names it."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        put(place, found)
+        (place / name).unlink(missing_ok=True)
+        THINGS[thing](place / name)
+        try:
+            use(place)
+        except (ValueError, OSError, MemoryError) as error:
+            assert Path(name).name in f"{error}{getattr(error, 'filename', '')}", (name, thing, error)
+            assert "\n" not in str(error)
+        else:
+            raise AssertionError(f"{thing} in the place of {name} was read")

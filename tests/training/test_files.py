@@ -209,7 +209,7 @@ test_hostile_files = refusals(
             (b"[]", "does not describe"),
             (b"null", "does not describe"),
             (b'{"format": "selfattn.EmbeddingModel", "version": 1}', "missing .*vocab_size"),
-            (b" " * 2**21, "more than 1048576 bytes"),
+            (b" " * 2**23, "more than 4194304 bytes"),
         )
     ),
     *(

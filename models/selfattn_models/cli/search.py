@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ examples:
 
 def is_index(path: Path) -> bool:
     """Tell whether a folder is an index, and not a model's."""
-    return (path / "manifest.json").is_file() and not (path / "config.json").exists()
+    return os.path.lexists(path / "manifest.json") and not (path / "config.json").exists()
 
 
 def _add_index(parser: Parser) -> None:

@@ -72,7 +72,7 @@ def _train(options: argparse.Namespace) -> int:
     begun = unfinished.is_file() if options.resume else unfinished.exists()
     is_ours = not unfinished.exists() or checkpoints.is_checkpoint(unfinished)
     foreign = "" if is_ours else f"{unfinished} is not from a training of selfattn's"
-    check_place(options, begun, foreign, WRITTEN)
+    check_place(options, begun, foreign, WRITTEN, [unfinished])
     text = read_text(streams.source(options.text))
     characters = "".join(sorted(set(text)))
     tokenizer = character_tokenizer(characters)

@@ -101,7 +101,7 @@ def encode(
     if np.isnan(sizes).any():
         sizes = dask.compute(*[task(count, part) for part in parts])
     ends = np.cumsum([0, *sizes]).astype(int).tolist()
-    if not rows.exists() or np.load(rows, mmap_mode="r").shape != (ends[-1], width):
+    if not rows.is_file() or rows.is_symlink() or np.load(rows, mmap_mode="r").shape != (ends[-1], width):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         np.lib.format.open_memmap(rows, "w+", np.float32, (ends[-1], width)).flush()
@@ -146,11 +146,11 @@ def write_rows(
     """
     texts, done = column(list(part)), Path(file).with_name(str(n))
     key = f"{begin} {_key(folder, dtype, options, texts)}"
-    if not done.exists() or done.read_text() != key:
+    if disk.read_kept(done) != key.encode():
         rows = np.load(file, mmap_mode="r+")
         rows[begin : begin + len(texts)] = _embedded(folder, dtype, options, texts)
         rows.flush()
-        disk.write_file(done, key.encode())
+        disk.write_files(done.parent, {done.name: key.encode()})
 
 
 @on_worker
@@ -159,14 +159,14 @@ def write_table(file: str, folder: str, dtype: str | None, options: dict[str, An
     pa, parquet = import_extra("pyarrow"), import_extra("pyarrow.parquet")
     texts = column(list(part))
     key = _key(folder, dtype, options, texts)
-    if Path(file).exists() and (parquet.read_schema(file).metadata or {}).get(b"selfattn") == key.encode():
+    if Path(file).is_file() and (parquet.read_schema(file).metadata or {}).get(b"selfattn") == key.encode():
         return
     rows = _embedded(folder, dtype, options, texts)
     lists = pa.FixedSizeListArray.from_arrays(rows.ravel(), rows.shape[1])
     table = pa.table({"embedding": lists}).replace_schema_metadata({"selfattn": key})
     content = pa.BufferOutputStream()
     parquet.write_table(table, content)
-    disk.write_file(Path(file), content.getvalue().to_pybytes())
+    disk.write_files(Path(file).parent, {Path(file).name: content.getvalue().to_pybytes()})
 
 
 def _key(folder: str, dtype: str | None, options: dict[str, Any], texts: list[str]) -> str:

@@ -45,12 +45,10 @@ TABLES = {
     "deleted": np.dtype("<u8"),
     "content": np.dtype("u1"),
 }
-FILES = (*TABLES, "vectors", "codes", "scales")
 MOST = 2**62
-OWN = re.compile(r"data-[1-9][0-9]*")  # the folders that a writer makes and removes
-STAGED = re.compile(
-    rf"\.{re.escape(MANIFEST)}\.[0-9a-f]{{16}}\.(new|old)"
-)  # names of a writer that was killed
+# What is removed: folders of older files, and a manifest that a killed writer left.
+DATA = re.compile("data-[1-9][0-9]*")
+LEFT = re.compile(rf"\.{re.escape(MANIFEST)}\.[0-9a-f]{{16}}\.(new|old)")
 EMPTY = {"counts": dict.fromkeys(TABLES, 0), "checksums": dict.fromkeys(SUMMED, 0)}  # of a manifest
 
 
@@ -92,7 +90,7 @@ def _check_empty(folder: Path) -> None:
 
 def check_place(folder: Path) -> None:
     """Refuse a folder without an index."""
-    if not (folder / MANIFEST).exists():
+    if not os.path.lexists(folder / MANIFEST):
         raise FileNotFoundError(errno.ENOENT, "no index is here; Index.create makes one", str(folder))
 
 
@@ -164,9 +162,9 @@ class Generation:
         path, needed = self.data / name, int(np.prod(shape, dtype=object)) * dtype.itemsize
         if not needed:
             return np.empty(shape, dtype)
-        if (size := path.stat().st_size) < needed:
+        if (size := disk.check_regular(path)) < needed:
             raise self.damaged(name, f"it has {size} bytes, and the index needs {needed}")
-        return np.asarray(np.memmap(path, dtype, "r", shape=shape))
+        return np.asarray(disk.mapped(path, dtype, "r", shape))
 
     def checked(self, name: str) -> Array:
         """Return what a file holds; an error at the first call if it has changed since it was written."""
@@ -312,7 +310,7 @@ def locked(folder: Path) -> Iterator[None]:
     import fcntl  # POSIX has it
 
     owner = os.getpid()
-    with os.fdopen(disk.open_inside(folder / LOCK, os.O_WRONLY | os.O_CREAT), "wb") as lock:
+    with disk.open_own(folder / LOCK) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -323,7 +321,7 @@ def locked(folder: Path) -> Iterator[None]:
         finally:
             if (
                 os.getpid() == owner
-            ):  # a process that was forked meanwhile has the lock too: closing would leave it
+            ):  # a process that was forked meanwhile has the file open, and may end this too
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
 
@@ -335,22 +333,12 @@ def writing(folder: Path) -> Iterator[Writer]:
         writer = Writer(folder)
         writer.clean()
         try:
+            if writer.now.data.is_symlink():
+                writer.copy()
             yield writer
         finally:
             writer.close()
             writer.clean()
-
-
-def _remove(data: Path) -> None:
-    """Remove a folder of a writer, or what is left without the files that a user has put there."""
-    if data.is_symlink():
-        data.unlink()
-        return
-    for path in [data / name for name in FILES] if data.is_dir() else []:
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-    with suppress(OSError):  # it is not empty, or no folder
-        data.rmdir()
 
 
 class Writer:
@@ -372,20 +360,35 @@ class Writer:
         """
         valid = Generation.newest(self.folder)
         for path in self.folder.iterdir():
-            if OWN.fullmatch(path.name) and path != valid.data:
-                _remove(path)
-            elif STAGED.fullmatch(path.name) and not path.is_dir():
+            if DATA.fullmatch(path.name) and path != valid.data and not path.is_symlink():
+                with suppress(OSError):  # it has files of the user's
+                    for name in valid.shapes:
+                        (path / name).unlink(missing_ok=True)
+                    path.rmdir()
+            elif LEFT.fullmatch(path.name) and not path.is_dir():
                 path.unlink()
-        for name in valid.shapes if not valid.data.is_symlink() else ():
+        for name in valid.shapes:
             path, size = valid.data / name, getattr(valid, name).nbytes
-            if path.exists() and path.stat().st_size > size:
-                with os.fdopen(disk.open_inside(path, os.O_WRONLY), "wb") as file:
+            if not valid.data.is_symlink() and path.exists() and path.stat().st_size > size:
+                with disk.open_own(path) as file:
                     file.truncate(size)
 
     def renew(self) -> None:
         """Begin with empty files, in a new folder."""
         data = self.now.manifest["data"] + 1
+        while os.path.lexists(self.folder / f"data-{data}"):  # the user's
+            data += 1
         self.now = Generation(self.folder, {**self.now.manifest, **EMPTY, "data": data})
+
+    def copy(self) -> None:
+        """Continue with copies of the valid files in a new folder, as theirs is a link, which is not followed."""
+        old = self.now
+        self.renew()
+        data = self.now.data
+        data.mkdir()
+        for name in old.shapes:
+            self._write(name, getattr(old, name))
+        self.now = Generation(self.folder, {**old.manifest, "data": int(data.name.removeprefix("data-"))})
 
     def append(
         self,
@@ -416,12 +419,6 @@ class Writer:
         tables |= {"tags": np.array(tags, TABLES["tags"]), "deleted": np.array(deleted, TABLES["deleted"])}
         if now.dtype == "int8":
             tables["codes"], tables["scales"] = quantized(vectors)
-        if self.now.data.is_symlink():  # to a folder that is perhaps not the index's own
-            raise OSError(
-                errno.ELOOP,
-                "a link, which a change does not follow; Index.vacuum replaces it",
-                str(self.now.data),
-            )
         self.now.data.mkdir(exist_ok=True)
         for name, table in tables.items():
             self._write(name, table)
@@ -434,8 +431,7 @@ class Writer:
         path, left = self.now.data / name, memoryview(array.tobytes())
         try:
             if path not in self._files:
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-                self._files[path] = os.fdopen(disk.open_inside(path, flags), "ab", buffering=0)
+                self._files[path] = disk.open_own(path)
             while left:
                 left = left[self._files[path].write(left) :]
         except OSError as error:

@@ -1,15 +1,22 @@
 """What may happen to an index: a writer that is killed, two writers, readers meanwhile, a full disk, damaged files."""
 
+import contextlib
 import hashlib
 import itertools
 import json
+import os
 import resource
 import struct
+import tempfile
 import threading
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile import contents, put
+from hypothesis import given
+from hypothesis import strategies as st
 from processes import run_script
 
 from selfattn import _disk
@@ -201,3 +208,80 @@ def test_an_index_of_an_older_version_has_no_checksums_until_a_vacuum(index):
     assert index.texts == ["a", "ab", "abc", "new"] and not index._current().sums
     index.vacuum()
     assert len(index._current().sums) == 3 and len(index.search("a")) == 4
+
+
+CHANGES = {
+    "add": lambda index: index.add(["new"]),
+    "delete": lambda index: index.delete(index.ids[0]),
+    "vacuum": lambda index: index.vacuum(),
+}
+
+
+@given(st.sampled_from(["float32", "int8"]), st.sampled_from(sorted(CHANGES)), st.data())
+def test_no_change_follows_a_link(dtype, change, draw):
+    with tempfile.TemporaryDirectory() as name:
+        place, elsewhere = Path(name, "index"), Path(name, "elsewhere")
+        index = search.Index.create(place, embed, dtype)
+        index.add(["one", "two"])
+        linked = place / draw.draw(
+            st.sampled_from(sorted(str(each.relative_to(place)) for each in place.rglob("*")))
+        )
+        linked.rename(elsewhere)
+        linked.symlink_to(elsewhere)
+        if elsewhere.is_file() and linked.parent != place:  # more than the index knows of
+            elsewhere.write_bytes(elsewhere.read_bytes() + b"my notes")
+        before = elsewhere.read_bytes() if elsewhere.is_file() else contents(elsewhere)
+        refused = (OSError,) if elsewhere.is_file() and linked.name != "manifest.json" else ()
+        with pytest.raises(refused) if refused and change != "vacuum" else contextlib.suppress(OSError):
+            CHANGES[change](search.Index.open(place, embed))
+        assert (elsewhere.read_bytes() if elsewhere.is_file() else contents(elsewhere)) == before
+        if elsewhere.is_dir():
+            assert linked.is_symlink()
+            again = search.Index.open(place, embed)
+            assert (again.texts == ["one", "two", "new"]) is (change == "add")
+            again.search("one")
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_a_user_keeps_in_an_index_stays(index, change, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (index.folder / "data-2").symlink_to(tmp_path / "elsewhere")
+    (index.folder / "data-9").symlink_to("nowhere")
+    theirs = (
+        "data-raw/a.csv",
+        "data-2024/tickets.csv",
+        "data-x.txt",
+        "data-3",
+        ".manifest.json.bak",
+        "notes/content",
+    )
+    put(index.folder, dict.fromkeys(theirs, b"mine"))
+    put(tmp_path / "elsewhere", {"content": b"mine"})
+    for _ in range(2):
+        change(index)
+    assert {name: (index.folder / name).read_bytes() for name in theirs} == dict.fromkeys(theirs, b"mine")
+    assert contents(tmp_path / "elsewhere") == {"content": b"mine"}
+    assert (index.folder / "data-9").is_symlink()
+    assert index.search("a ship", k=1)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_that_was_forked_during_a_change_does_not_keep_the_lock(tmp_path):
+    waits, ends = os.pipe()
+    children = []
+
+    def forking(texts):
+        if not children:
+            children.append(os.fork())
+            if not children[0]:
+                os.close(ends)
+                os.read(waits, 1)  # until the parent closes the other end
+                os._exit(0)
+        return embed(texts)
+
+    index = search.Index.create(tmp_path, forking)
+    index.add(["one"])
+    index.add(["two"])
+    os.close(ends)
+    os.waitpid(children[0], 0)
+    os.close(waits)
