@@ -424,7 +424,7 @@ def has_mark(path: Path, mark: bytes) -> bool:
 
 def read_input(path: Path) -> bytes:
     """Read a file that a user names, which may be a descriptor such as ``/dev/stdin``, or ``/dev/null``."""
-    named = descriptor_of(path) is not None or (path.exists() and path.samefile(os.devnull))
+    named = descriptor_of(path) is not None or path == Path(os.devnull)
     return path.read_bytes() if named else read(path)
 
 

@@ -105,7 +105,7 @@ def save_model(model: EmbeddingModel, folder: _disk.PathLike) -> None:
     if kind is not None:
         content[TOKENIZERS[kind]] = tokenizer
     content[CONFIG] = _disk.to_json(config)
-    stale = {name for name in (_tokenizer_file(folder),) if name and name not in content}
+    stale = {_tokenizer_file(folder) or CONFIG} - content.keys()
     _disk.write_folder(folder, content, stale)
 
 
