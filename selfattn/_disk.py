@@ -28,7 +28,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 MOST_LINKS = 40  # that are followed, as Linux does
 FOLLOWED = "a link, which is not followed within a folder"
 LONGEST_NAME = 255  # bytes, of Linux's and macOS's file systems
-MOST_CONFIG_BYTES = 2**22  # Gemma 3's tokenizer_config.json has 1.2 MB
+MOST_CONFIG_BYTES = 2**22  # that of Gemma 3's tokenizer lists more than 6,000 tokens, which is above 1 MiB
 MOST_TOKENIZER_BYTES = 2**28
 SAFETENSORS_DTYPES = {
     "F64": "float64",
@@ -393,20 +393,21 @@ def fitting(path: Path) -> Iterator[None]:
     try:
         yield
     except (MemoryError, OSError) as error:
-        if str(path) in str(error) or getattr(error, "errno", errno.ENOMEM) != errno.ENOMEM:
+        named = str(error).startswith(f"{path}: ")  # by a function that this one's body has called
+        if named or getattr(error, "errno", errno.ENOMEM) != errno.ENOMEM:
             raise
         raise MemoryError(f"{path}: its {path.stat().st_size} bytes do not fit into memory") from None
 
 
 def read(path: Path, most: int | None = None) -> bytes:
-    """Read a regular file that has ``most`` bytes; one of more bytes than the machine has is a MemoryError."""
+    """Read a regular file of at most ``most`` bytes; one of more bytes than the machine has is a MemoryError."""
     size = check_regular(path)
     if most is not None and size > most:
         raise ValueError(f"{path} has more than {most} bytes")
     with fitting(path), path.open("rb") as file:
         if hasattr(os, "sysconf") and size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
             raise MemoryError
-        return file.read(size)
+        return file.read()  # not `size` bytes: Linux's own files, as in /proc, have a size of 0
 
 
 def read_kept(path: Path) -> bytes | None:

@@ -105,8 +105,8 @@ def save_model(model: EmbeddingModel, folder: _disk.PathLike) -> None:
     if kind is not None:
         content[TOKENIZERS[kind]] = tokenizer
     content[CONFIG] = _disk.to_json(config)
-    stale = {_tokenizer_file(folder) or CONFIG} - content.keys()
-    _disk.write_folder(folder, content, stale)
+    before = _tokenizer_file(folder)
+    _disk.write_folder(folder, content, [before] if before is not None and before not in content else [])
 
 
 def load_model(folder: _disk.PathLike, strict: bool = True, tokenizer: Any = None) -> EmbeddingModel:

@@ -44,7 +44,7 @@ PyAPI_FUNC(void) PyMem_RawFree(void *ptr);
 
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION
-#define PY_ARRAY_UNIQUE_SYMBOL selfattn_array_api /* with stack.c's key, all globals that are written */
+#define PY_ARRAY_UNIQUE_SYMBOL selfattn_array_api /* with stack.c's key, the only global that is written */
 #ifndef SA_IMPORTS_NUMPY
 #define NO_IMPORT_ARRAY
 #endif

@@ -66,11 +66,11 @@ static PyObject *set_num_threads(PyObject *module, PyObject *number) {
     if (sa_read_threads(NULL, number, "the number of threads", &threads) < 0) {
         return NULL;
     }
-    if (threads > sa_usable_cpus() &&
-        PyErr_WarnFormat(
-            PyExc_UserWarning, 1,
-            "%d threads on %d CPUs wait for each other; set_num_threads(None) uses the CPUs that there are", threads,
-            sa_usable_cpus()) < 0) {
+    const int cpus = sa_usable_cpus();
+    if (threads > cpus &&
+        PyErr_WarnFormat(PyExc_UserWarning, 1,
+                         "%d threads on %d CPUs wait for each other; set_num_threads(None) sets as many as there are",
+                         threads, cpus) < 0) {
         return NULL;
     }
     sa_set_num_threads(threads);

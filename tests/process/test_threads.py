@@ -92,7 +92,7 @@ def test_more_threads_than_cpus_are_a_warning():
         warnings.simplefilter("error")
         sa.set_num_threads(cpus + 1)
     assert sa.get_num_threads() == 1
-    with pytest.warns(UserWarning, match=r"set_num_threads\(None\) uses the CPUs that there are"):
+    with pytest.warns(UserWarning, match=r"set_num_threads\(None\) sets as many as there are"):
         sa.set_num_threads(cpus + 1)
     assert sa.get_num_threads() == cpus + 1
 

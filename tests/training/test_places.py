@@ -14,7 +14,7 @@ pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
 
 import fuzzing
 
-from selfattn import files, training
+from selfattn import _disk, files, training
 from selfattn.text import read_text
 from selfattn.views.live_pages import read_kernels
 
@@ -64,6 +64,20 @@ def test_what_a_user_names_may_be_a_pipe():
     assert read_text(f"/dev/fd/{reader}") == "tom\n"
     os.close(reader)
     assert read_text(os.devnull) == ""
+    if os.path.exists("/proc/version"):  # its size is 0
+        assert read_text("/proc/version").startswith("Linux")
+
+
+def test_an_error_of_memory_names_the_file_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = Path("a")  # a letter of the message
+    name.touch()
+    with (
+        pytest.raises(MemoryError, match=r"^a: its 0 bytes do not fit into memory$"),
+        _disk.fitting(name),
+        _disk.fitting(name),
+    ):
+        raise MemoryError("Unable to allocate an array")
 
 
 @pytest.mark.parametrize(

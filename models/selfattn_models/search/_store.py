@@ -319,9 +319,9 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if (
-                os.getpid() == owner
-            ):  # a process that was forked meanwhile has the file open, and may end this too
+            # A process that was forked meanwhile has the file open too: closing would leave the lock, and the process
+            # may come here itself.
+            if os.getpid() == owner:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
 

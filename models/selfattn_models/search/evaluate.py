@@ -40,8 +40,8 @@ def evaluate(
         once = [n for n, text in enumerate(texts) if len(text) >= SHORTEST and counts[text] == 1]
         if options or not once or index.metric not in ("cosine", "dot"):
             what = ", ".join(options) or "short texts, copies and distances"
-            texts_ask = f"without them, halves of texts ask, of {SHORTEST} characters or more that occur once"
-            raise ValueError(f"{what} need a table of queries and ids; {texts_ask}")
+            halved = f"without one, halves of texts are the queries, of {SHORTEST} characters or more that occur once"
+            raise ValueError(f"{what} need a table of queries and ids; {halved}")
         places = [once[n] for n in draw.permutation(len(once))[:most]]
         for n in places:
             end = texts[n].find(" ", middle := len(texts[n]) // 2)

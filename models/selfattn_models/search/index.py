@@ -21,7 +21,7 @@ from selfattn_models.search._ranking import Words, joined, near, reranked
 from selfattn_models.search._store import DTYPES, MANIFEST, Generation, hash64, make, writing
 
 CHUNK = 8192  # texts that are looked up and written at once
-LEAST_RANKED_AGAIN = 50  # the least that are ranked again
+LEAST_RANKED_AGAIN = 50  # hits, by words too or by a reranker
 
 
 class _Hit(NamedTuple):

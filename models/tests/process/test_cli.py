@@ -130,14 +130,6 @@ def test_wrong_arguments(command, message, here, run):
     assert not (here / "new").exists()
 
 
-def test_an_error_without_a_message_has_a_name(here, monkeypatch, run):
-    def fail(*_):
-        raise MemoryError
-
-    monkeypatch.setattr("selfattn_models.cli.models._load", fail)
-    assert run("embed", "m", "sea", code=1).err.endswith("error: MemoryError\n")
-
-
 def test_standard_input_that_is_no_file(here):
     """A socket cannot be opened as /dev/stdin, and a file would be read from its beginning."""
     import socket

@@ -268,12 +268,8 @@ def test_vacuum_leaves_what_is_alive(index, tmp_path):
 
 
 def test_near_texts_are_grouped(index, model, monkeypatch):
-    texts = [
-        "w1 w2",
-        "w2 w1 w1",
-        *drawn(118, most=3),
-        *drawn(20, most=3),
-    ]  # the first is near to others alone
+    # The first is near to the second alone.
+    texts = ["w1 w2", "w2 w1 w1", *drawn(118, most=3), *drawn(20, most=3)]
     index.add(texts)
     index.delete([5, 6])
     monkeypatch.setattr(_ranking, "BLOCK", 32)
