@@ -89,7 +89,7 @@ typedef struct {
     sa_dtype result, computes;
     bool packed, enable_gqa, lower_right, want_lse, want_weights;
     bool want_stats, want_unrounded; /* a vjp needs these */
-    bool looks_at_mask;              /* warns of a mask that probably means something else; layers warn of their own */
+    bool looks_at_mask;              /* warns of a mask that probably means something else; only in the plain call */
     int threads;
     npy_intp lead[NPY_MAXDIMS];
     sa_attention a;
