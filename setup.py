@@ -85,8 +85,8 @@ stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 headers = glob("csrc/**/*.h", recursive=True)
 # The files that take longest to compile come first.
-folders = ("isa", "kernels/*", "drivers", "runtime", "python")
-sources = [path for folder in folders for path in sorted(glob(f"csrc/{folder}/*.c"))]
+folders = ("isa", "kernels/*", "drivers", "runtime", "python", ".")
+sources = [path for folder in folders for path in sorted(glob(os.path.normpath(f"csrc/{folder}/*.c")))]
 
 # What a build needs, in this order: a file that compiles only if it is there, and what to do if it is not.
 NEEDS = [

@@ -169,7 +169,7 @@ typedef struct {
     ptrdiff_t key_ranges, row_ranges;   /* ranges of a group's keys and rows */
     ptrdiff_t range_keys, range_blocks; /* the most keys and blocks of a range */
     ptrdiff_t grain_blocks;             /* a row range has a multiple of this many blocks */
-    ptrdiff_t sharing, together;        /* groups that share a float mask, and how many of them work at the same time */
+    ptrdiff_t mask_groups, together;    /* groups that share a float mask, and how many of them work at the same time */
     ptrdiff_t turns, turns_at_once, tasks;
     ptrdiff_t delta_count;
     size_t scratch_bytes;

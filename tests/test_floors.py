@@ -1,4 +1,5 @@
-"""A file of selfattn imports only from its own floor or a lower one; files of C never call each other in a circle.
+"""A file of selfattn imports only from its own floor or a lower one; so do files of C, which never call each other in a
+circle.
 
 The package selfattn-models has floors of its own. selfattn never imports it by a statement: names that have moved there
 are doors, which load it when they are asked for. It imports public names of selfattn alone.
@@ -379,7 +380,7 @@ def test_a_private_name_of_selfattn_is_found(text, found):
     assert len(list(private_in_the_models(text, Path("bert.py")))) == found
 
 
-# ---- the C of the drivers and of the binding
+# ---- the C
 
 SOURCES = Path(__file__).parents[1] / "csrc"
 # A comment, a string, or a character.
@@ -388,6 +389,69 @@ NO_CODE = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re
 DEFINED = re.compile(
     r"^(?!static|typedef|extern|#)[A-Za-z][^;{}=]*?\b(sa_\w+)(?:\([^;{}]*\) \{|(?:\[\])? = )", re.MULTILINE
 )
+
+
+# From the lowest up. On the ground are selfattn.h and selfattn.c.
+C_FLOORS = ("simd", "kernels", "isa", "runtime", "drivers", ("python", "wasm"), "tests")
+C_HEIGHTS = {
+    folder: height
+    for height, floor in enumerate(C_FLOORS, 1)
+    for folder in ([floor] if isinstance(floor, str) else floor)
+}
+
+
+def upward_in_c(folder):
+    """Yield what a file includes, or calls, from a floor above its own."""
+    texts = {
+        path.relative_to(folder): path.read_text(encoding="utf-8")
+        for path in sorted(folder.rglob("*.[ch]"))
+        if path.relative_to(folder).parts[0] != "build"
+    }
+
+    def height(path):
+        return C_HEIGHTS[path.parts[0]] if len(path.parts) > 1 else 0
+
+    # A declaration is no call.
+    code = {path: re.sub(r"\bextern [^;]*;", "", NO_CODE.sub('""', text)) for path, text in texts.items()}
+    above = {
+        name: path
+        for path in texts
+        if path.suffix == ".c" and path.parts[0] != "tests"  # which redefine what they emulate
+        for name in DEFINED.findall(code[path])
+    }
+    for path, text in texts.items():
+        for name in re.findall(r'^ *# *include "([^"]+)"', text, re.MULTILINE):
+            if height(Path(name)) > height(path):
+                yield f"csrc/{path} includes {name}, which is on a higher floor"
+        if path.suffix == ".c" or height(path) in (C_HEIGHTS["simd"], C_HEIGHTS["kernels"]):
+            for name in sorted({*re.findall(r"\bsa_\w+", code[path])} & above.keys()):
+                if height(above[name]) > height(path):
+                    yield f"csrc/{path} uses {name} of {above[name]}, which is on a higher floor"
+
+
+def test_no_include_or_call_goes_up():
+    if not SOURCES.exists():
+        pytest.skip("the sources are not here")
+    wrong = [*upward_in_c(SOURCES)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_goes_up_in_c_is_found(tmp_path):
+    for place, text in {
+        "selfattn.h": "/* sa_run() */ int sa_run(int x);\n",
+        "simd/macros.h": '#include "selfattn.h"\n',
+        "kernels/a.h": '#include "simd/macros.h"\n#include "drivers/b.h"\n',
+        "kernels/x/c.h": "int y = sa_run(1);\n",
+        "drivers/b.h": '#include "kernels/a.h"\n',
+        "drivers/b.c": '#include "drivers/b.h"\nint sa_run(int x) {\n    return x;\n}\n',
+        "python/d.c": '#include "drivers/b.h"\nint z = sa_run(1);\n',
+    }.items():
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(text)
+    assert [*upward_in_c(tmp_path)] == [
+        "csrc/kernels/a.h includes drivers/b.h, which is on a higher floor",
+        "csrc/kernels/x/c.h uses sa_run of drivers/b.c, which is on a higher floor",
+    ]
 
 
 def names_of(folder):

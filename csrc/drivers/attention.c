@@ -444,22 +444,22 @@ typedef struct {
     char *scratch, *partial;
 } forward_run;
 
-/* How many tasks of a thread's share are taken, on a cache line after its scratch. */
+/* How many tasks of a thread's portion are taken, on a cache line after its scratch. */
 static ptrdiff_t *tasks_taken(const forward_run *run, int thread) {
     return (ptrdiff_t *)(void *)(run->scratch + (size_t)(thread + 1) * run->plan->scratch_bytes - SA_CACHE_LINE);
 }
 
-/* Returns the next task, or plan->tasks: first from the thread's share, whose copied keys it uses again,
+/* Returns the next task, or plan->tasks: first from the thread's portion, whose copied keys it uses again,
  * then from others. */
 static ptrdiff_t take_task(const forward_run *run, int thread, int team) {
     sa_let_others_take();
     for (int i = 0; i < team; ++i) {
         const int owner = (thread + i) % team;
-        const sa_share share = sa_share_of(run->plan->tasks, owner, team);
+        const sa_portion portion = sa_portion_of(run->plan->tasks, owner, team);
         ptrdiff_t *taken = tasks_taken(run, owner);
-        if (share.from + __atomic_load_n(taken, __ATOMIC_RELAXED) < share.end) {
-            const ptrdiff_t t = share.from + __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
-            if (t < share.end) {
+        if (portion.from + __atomic_load_n(taken, __ATOMIC_RELAXED) < portion.end) {
+            const ptrdiff_t t = portion.from + __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
+            if (t < portion.end) {
                 return t;
             }
         }

@@ -62,7 +62,7 @@ static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_pla
     ptrdiff_t group = 0, times = 1, inside = plan->group;
     for (int axis = g->a->n_lead - 1; axis >= 0; --axis) {
         const ptrdiff_t n = groups_along(g->a, axis, &inside);
-        ptrdiff_t *number = plan->sharing > 1 && g->dmask.lead_stride[axis] == 0 ? &rank : &owner;
+        ptrdiff_t *number = plan->mask_groups > 1 && g->dmask.lead_stride[axis] == 0 ? &rank : &owner;
         group += *number % n * times;
         *number /= n;
         times *= n;
@@ -74,20 +74,20 @@ static ptrdiff_t common_divisor(ptrdiff_t a, ptrdiff_t b) { return b == 0 ? a : 
 
 /* Counts groups that share a float mask. In a group, heads that share a mask row are neighbouring rows,
  * and a range must not separate them. */
-static void plan_sharing(const sa_attention_gradients *g, sa_backward_plan *plan) {
+static void plan_mask_groups(const sa_attention_gradients *g, sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool with_mask = a->mask.m.data && a->mask.m.dtype != SA_BOOL;
-    ptrdiff_t inside = plan->group, sharing = 1;
+    ptrdiff_t inside = plan->group, mask_groups = 1;
     for (int axis = a->n_lead - 1; axis >= 0; --axis) {
         const ptrdiff_t n = groups_along(a, axis, &inside);
-        sharing *= with_mask && g->dmask.lead_stride[axis] == 0 ? n : 1;
+        mask_groups *= with_mask && g->dmask.lead_stride[axis] == 0 ? n : 1;
     }
     const ptrdiff_t grain = plan->group / common_divisor(plan->group, plan->block_rows);
     const bool rows_share = with_mask && a->L > 1 && g->dmask.m.row_stride == 0;
     const bool ranges_share = with_mask && plan->key_ranges > 1 && g->dmask.m.col_stride == 0;
-    plan->mask_has_pass = rows_share || ranges_share || (sharing > 1 && plan->blocks <= grain);
-    plan->sharing = plan->mask_has_pass ? 1 : sharing;
-    plan->grain_blocks = plan->sharing > 1 ? grain : 1;
+    plan->mask_has_pass = rows_share || ranges_share || (mask_groups > 1 && plan->blocks <= grain);
+    plan->mask_groups = plan->mask_has_pass ? 1 : mask_groups;
+    plan->grain_blocks = plan->mask_groups > 1 ? grain : 1;
     plan->key_ranges = sa_smaller(plan->key_ranges, sa_ceil_div(plan->blocks, plan->grain_blocks));
 }
 
@@ -98,29 +98,29 @@ static bool sums_mask_in_scratch(const sa_attention_gradients *g, const sa_backw
 
 static bool are_to_follow(const sa_attention *a, const sa_backward_plan *plan) {
     const double bytes =
-        2.0 * (double)plan->sharing * (double)a->S * (double)(a->E + a->Dv) * (double)sa_element_size(a->f64);
-    return plan->sharing > 1 && plan->key_ranges == 1 && plan->blocks >= SA_BLOCKS_TO_FOLLOW &&
+        2.0 * (double)plan->mask_groups * (double)a->S * (double)(a->E + a->Dv) * (double)sa_element_size(a->f64);
+    return plan->mask_groups > 1 && plan->key_ranges == 1 && plan->blocks >= SA_BLOCKS_TO_FOLLOW &&
            bytes > (double)SA_BYTES_TO_FOLLOW;
 }
 
 static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *plan) {
-    plan_sharing(g, plan);
+    plan_mask_groups(g, plan);
     const ptrdiff_t grains = sa_ceil_div(plan->blocks, plan->grain_blocks),
-                    least_tasks = sa_smaller(plan->sharing, SA_FEW_TASKS);
-    const bool wait = g->dmask.m.data && plan->sharing > 1;
-    plan->together = plan->sharing;
+                    least_tasks = sa_smaller(plan->mask_groups, SA_FEW_TASKS);
+    const bool wait = g->dmask.m.data && plan->mask_groups > 1;
+    plan->together = plan->mask_groups;
     plan->turns_at_once = 1;
     plan->follow = are_to_follow(g->a, plan);
     if (plan->follow) {
         plan->row_ranges = g->only_turns ? sa_smaller(grains, SA_FEW_TASKS) : 1;
-        plan->turns = g->only_turns ? plan->sharing + plan->row_ranges - 1 : 1;
+        plan->turns = g->only_turns ? plan->mask_groups + plan->row_ranges - 1 : 1;
     } else {
         plan->row_ranges = plan->key_ranges > least_tasks ? plan->key_ranges : sa_smaller(least_tasks, grains);
-        plan->together = wait ? sa_smaller(plan->sharing, plan->row_ranges) : plan->sharing;
+        plan->together = wait ? sa_smaller(plan->mask_groups, plan->row_ranges) : plan->mask_groups;
         plan->turns_at_once = wait || plan->key_ranges > 1 ? 1 : plan->row_ranges;
-        plan->turns = sa_ceil_div(plan->sharing, plan->together) * plan->row_ranges / plan->turns_at_once;
+        plan->turns = sa_ceil_div(plan->mask_groups, plan->together) * plan->row_ranges / plan->turns_at_once;
     }
-    plan->tasks = plan->groups / plan->sharing * plan->together * plan->key_ranges;
+    plan->tasks = plan->groups / plan->mask_groups * plan->together * plan->key_ranges;
     plan->range_blocks = sa_ceil_div(grains, plan->row_ranges) * plan->grain_blocks;
     plan->range_keys = sa_ceil_div(sa_ceil_div(g->a->S, plan->key_ranges), SA_KEYS_PER_TILE) * SA_KEYS_PER_TILE;
 }
@@ -226,7 +226,7 @@ static void describe_backward_block(const sa_attention_gradients *g, ptrdiff_t G
                                     ptrdiff_t most, sa_rows *rows, sa_row_gradients *grads, sa_backward_block *b) {
     const sa_attention *a = g->a;
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(a->f64);
-    *b = (sa_backward_block){.g = g, .grads = grads, .with_mask = g->dmask.m.data != NULL};
+    *b = (sa_backward_block){.g = g, .grads = grads, .with_mask = g->dmask.m.data != NULL, .cancelled = sa_cancelled};
     sa_describe_block(a, G, group, from, most, rows, &b->b);
     b->dkey_stride = g->dkey.m.row_stride / size;
     b->dvalue_stride = g->dvalue.m.row_stride / size;
@@ -289,7 +289,7 @@ static sa_stretches stretches_of(const sa_attention_gradients *g, const sa_backw
             alike &= g->a->block_masks[m].classes.lead_stride[axis] == 0;
         }
     }
-    return plan->sharing == 1 || alike ? sa_find_stretches(g->a, plan->group, group) : (sa_stretches){.mask = NULL};
+    return plan->mask_groups == 1 || alike ? sa_find_stretches(g->a, plan->group, group) : (sa_stretches){.mask = NULL};
 }
 
 typedef struct {
@@ -376,7 +376,7 @@ void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_p
         rank += turn * plan->turns_at_once / plan->row_ranges * plan->together;
         begun = turn % plan->row_ranges;
     }
-    if (rank >= plan->sharing || begun < 0 || begun >= plan->row_ranges) { /* in this turn another group works */
+    if (rank >= plan->mask_groups || begun < 0 || begun >= plan->row_ranges) { /* in this turn another group works */
         return;
     }
     range_state at = {.group = group_of(g, plan, owner, rank),
@@ -543,7 +543,7 @@ static void run_tasks(void *call, int thread, int team) {
     backward_run *run = call;
     backward_thread at = {run, run->scratch + (size_t)thread * run->plan->scratch_bytes};
     /* Iterations are independent: a block writes its own rows' delta and sink gradients. */
-    sa_share_tasks(team, run->plan->groups * run->plan->blocks, delta_task, &at);
+    sa_take_tasks(team, run->plan->groups * run->plan->blocks, delta_task, &at);
     sa_wait_for_team(team);
     /* Writers of an element take turns. A counter numbers tasks: a shared loop could give a thread later tasks
      * first. */
@@ -557,7 +557,7 @@ static void run_tasks(void *call, int thread, int team) {
         }
     }
     /* Iterations are independent: a task owns its elements of the mask. */
-    sa_share_tasks(team, run->mask.tasks, mask_task, &at);
+    sa_take_tasks(team, run->mask.tasks, mask_task, &at);
 }
 
 sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backward_plan *plan, void *scratch) {

@@ -2,7 +2,7 @@
 #ifndef SA_COMMON_H
 #define SA_COMMON_H
 
-#include "kernels/kernels.h"
+#include "runtime/dispatch.h"
 
 static inline ptrdiff_t sa_smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 static inline ptrdiff_t sa_larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
@@ -31,5 +31,9 @@ static inline const sa_real_kernels *sa_kernels_for(bool f64) {
     const sa_kernels *kernels = sa_kernels_active();
     return f64 ? &kernels->f64 : &kernels->f32;
 }
+
+/* True if the call should stop; asked between tasks, and in a block every SA_ELEMENTS_AT_ONCE elements of keys and
+ * values. */
+bool sa_cancelled(const sa_attention *a);
 
 #endif

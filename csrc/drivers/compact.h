@@ -11,7 +11,7 @@ size_t sa_compact_bytes(sa_weights kind, ptrdiff_t out, ptrdiff_t in);
 sa_compact sa_compact_fill(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale,
                            char *memory);
 
-/* A task rounds its rows, then multiplies them by its share of each weight's columns. */
+/* A task rounds its rows, then multiplies them by its stripe of each weight's columns. */
 typedef struct {
     ptrdiff_t row, rows; /* rows of the product that the task has */
     ptrdiff_t stride;    /* bytes of a rounded row */

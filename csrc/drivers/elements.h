@@ -3,7 +3,7 @@
 #ifndef SA_ELEMENTS_H
 #define SA_ELEMENTS_H
 
-#include "drivers/rowops.h"
+#include "kernels/rowops/call.h"
 
 typedef struct {
     sa_strided array;

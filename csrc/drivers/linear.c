@@ -37,18 +37,18 @@ static ptrdiff_t bytes_of(const sa_linear *l, ptrdiff_t elements) {
 }
 
 /* True if a matrix unit splits the operands, with sums of n terms, or in matmul_tn with rows of n columns. A task then
- * has many rows and a share of the columns, to split weights once; otherwise it has one panel of columns. */
+ * has many rows and a stripe of columns, to split weights once; otherwise it has one panel of columns. */
 static bool splits(const sa_linear *l, ptrdiff_t n) { return n >= sa_kernels_for(l->f64)->splits_from; }
 
 /* Compact weights are already in panels, and digits multiply quants in place. A task has all columns, or with few rows
- * a share of them, and rounds or splits its rows. */
+ * a stripe, and rounds or splits its rows. */
 static sa_cut cut_compact(const sa_linear *l, int threads, bool by_share, ptrdiff_t panel, ptrdiff_t most) {
     const ptrdiff_t rows = sa_larger(l->rows, 1);
-    sa_cut cut = {.rows = sa_smaller(rows, most), .shares = 1, .panel = panel};
+    sa_cut cut = {.rows = sa_smaller(rows, most), .stripes = 1, .panel = panel};
     if (!by_share && rows >= SA_FEW_ROWS * threads) {
         cut.rows = sa_ceil_div(rows, sa_ceil_div(sa_ceil_div(rows, most), threads) * threads);
     } else if (!by_share) {
-        cut.shares = threads;
+        cut.stripes = threads;
     }
     return cut;
 }
@@ -77,12 +77,12 @@ static sa_cut cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_
     sa_cut cut = {.rows = rows, .panel = split ? SA_SPLIT_COLUMNS : sa_kernels_for(l->f64)->block_rows};
     if (by_share) {
         cut.rows = split ? sa_smaller(rows, most) : rows;
-        cut.shares = split ? 1 : 0;
+        cut.stripes = split ? 1 : 0;
     } else if (split || rows >= SA_FEW_ROWS * threads) {
-        /* Fewer rows: shares of columns, so that no weight is copied twice. */
+        /* Fewer rows: stripes of columns, so that no weight is copied twice. */
         const ptrdiff_t pieces = sa_ceil_div(rows, most), each = split ? 1 : threads;
         cut.rows = sa_ceil_div(rows, sa_ceil_div(pieces, each) * each); /* the same number of tasks for each thread */
-        cut.shares = !split ? 0 : pieces >= 2 * threads ? 1 : threads;
+        cut.stripes = !split ? 0 : pieces >= 2 * threads ? 1 : threads;
     }
     return cut;
 }
@@ -95,8 +95,8 @@ sa_cut sa_cut_input(const sa_linear *l, int threads, bool by_share) {
     return cut_product(l, least, threads, by_share);
 }
 
-static ptrdiff_t shares_of(const sa_cut *cut, ptrdiff_t panels) {
-    return cut->shares > 0 && cut->shares < panels ? cut->shares : panels;
+static ptrdiff_t stripes_of(const sa_cut *cut, ptrdiff_t panels) {
+    return cut->stripes > 0 && cut->stripes < panels ? cut->stripes : panels;
 }
 
 static ptrdiff_t panels_of(const sa_linear *l, const sa_cut *cut, int which) {
@@ -114,10 +114,10 @@ static ptrdiff_t all_panels(const sa_linear *l, const sa_cut *cut) {
 /* A forward task has as many panels as L2 allows, since each is copied while the one before it is multiplied. */
 sa_cut sa_cut_product(const sa_linear *l, int threads, bool by_share) {
     sa_cut cut = cut_product(l, l->in, threads, by_share);
-    if (cut.shares == 0) {
+    if (cut.stripes == 0) {
         const ptrdiff_t team = by_share || cut.rows < l->rows ? 1 : threads, panels = all_panels(l, &cut);
         const ptrdiff_t most = sa_larger(SA_TASK_NUMBERS / (cut.panel * cut.rows), 1);
-        cut.shares = sa_ceil_div(sa_ceil_div(panels, most), team) * team;
+        cut.stripes = sa_ceil_div(sa_ceil_div(panels, most), team) * team;
     }
     return cut;
 }
@@ -151,7 +151,7 @@ size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_share, bool ba
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 ptrdiff_t sa_linear_tasks(const sa_linear *l, const sa_cut *cut) {
-    return shares_of(cut, all_panels(l, cut)) * sa_ceil_div(l->rows, cut->rows);
+    return stripes_of(cut, all_panels(l, cut)) * sa_ceil_div(l->rows, cut->rows);
 }
 
 /* Applies dropout to rows × width elements from (row, column) on; rows are `stride` apart. */
@@ -193,7 +193,7 @@ static void multiply_quants(const sa_linear *l, const sa_cut *cut, int which, pt
 static void multiply_gemv(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t column, const float *residual,
                           const sa_product *all, char *scratch) {
     const sa_gemv_rows rows = sa_gemv_split(all->a, all->m, l->in, sa_linear_digits(l), all->again, scratch);
-    sa_gemv_multiply(compact_of(l, which), column, &rows, residual, all);
+    sa_multiply_quants(compact_of(l, which), column, &rows, residual, all);
     for (ptrdiff_t r = 0; r < all->m && !rows.whole; ++r) {
         if (sa_gemv_is_unsplit(&rows, r, l->in)) {
             sa_product row = *all;
@@ -252,9 +252,9 @@ static void columns(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t 
 }
 
 void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *scratch) {
-    const ptrdiff_t panels = all_panels(l, cut), shares = shares_of(cut, panels), share = t % shares,
-                    row = t / shares * cut->rows;
-    const ptrdiff_t from = panels * share / shares, to = panels * (share + 1) / shares;
+    const ptrdiff_t panels = all_panels(l, cut), stripes = stripes_of(cut, panels), stripe = t % stripes,
+                    row = t / stripes * cut->rows;
+    const ptrdiff_t from = panels * stripe / stripes, to = panels * (stripe + 1) / stripes;
     const bool compact = has_panels(l);
     sa_compact_rows rounded = {.rows = sa_smaller(l->rows - row, cut->rows)};
     if (compact) {
@@ -283,17 +283,17 @@ void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *sc
 static ptrdiff_t input_panels(const sa_linear *l, const sa_cut *cut) { return sa_ceil_div(l->in, cut->panel); }
 
 ptrdiff_t sa_linear_input_tasks(const sa_linear_gradients *g, const sa_cut *cut) {
-    return shares_of(cut, input_panels(g->l, cut)) * sa_ceil_div(g->l->rows, cut->rows);
+    return stripes_of(cut, input_panels(g->l, cut)) * sa_ceil_div(g->l->rows, cut->rows);
 }
 
 void sa_linear_input_task(const sa_linear_gradients *g, const sa_cut *cut, ptrdiff_t t, void *scratch) {
     const sa_linear *l = g->l;
     const sa_real_kernels *kernels = sa_kernels_for(l->f64);
-    const ptrdiff_t panels = input_panels(l, cut), shares = shares_of(cut, panels), share = t % shares,
-                    row = t / shares * cut->rows;
-    const ptrdiff_t column = panels * share / shares * cut->panel, at = bytes_of(l, row * l->in + column);
+    const ptrdiff_t panels = input_panels(l, cut), stripes = stripes_of(cut, panels), stripe = t % stripes,
+                    row = t / stripes * cut->rows;
+    const ptrdiff_t column = panels * stripe / stripes * cut->panel, at = bytes_of(l, row * l->in + column);
     sa_product product = {.m = sa_smaller(l->rows - row, cut->rows),
-                          .width = sa_smaller(panels * (share + 1) / shares * cut->panel, l->in) - column,
+                          .width = sa_smaller(panels * (stripe + 1) / stripes * cut->panel, l->in) - column,
                           .c = g->dx + at,
                           .b_stride = l->in,
                           .c_stride = l->in};
@@ -452,7 +452,7 @@ static void run_task(void *call, ptrdiff_t t) {
 static void run_tasks(void *call, int thread, int team) {
     product_call p = *(const product_call *)call;
     p.scratch += (size_t)thread * p.scratch_bytes;
-    sa_share_tasks(team, p.tasks, run_task, &p);
+    sa_take_tasks(team, p.tasks, run_task, &p);
 }
 
 static void run_product(const sa_linear *l, const sa_linear_gradients *g, sa_cut cut, int threads, void *scratch) {

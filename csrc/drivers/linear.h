@@ -29,10 +29,10 @@ typedef struct {
     sa_watch *watch;          /* for sa_linear_forward and sa_linear_backward; or NULL */
 } sa_linear;
 
-/* How a product is cut: the rows of a task, and the number of shares of the columns;
+/* How a product is cut: the rows of a task, and the number of stripes of columns;
  * 0: a task for each panel of columns. */
 typedef struct {
-    ptrdiff_t rows, shares, panel;
+    ptrdiff_t rows, stripes, panel;
 } sa_cut;
 
 /* Cuts a product for a team of `threads`. With by_share one thread takes all rows. */

@@ -1,6 +1,8 @@
 /* Driver of the optimisers: each array's scalars, and the loop over pieces of all arrays. */
 #include <math.h>
 
+#include "drivers/optimizer.h"
+
 #include "drivers/common.h"
 #include "runtime/team.h"
 
@@ -58,10 +60,10 @@ static void run_piece(const sa_update *u, ptrdiff_t t) {
 }
 
 /* Iterations are independent: a piece writes its own elements. */
-static void run_share(void *call, int thread, int team) {
+static void run_portion(void *call, int thread, int team) {
     const sa_update *u = call;
-    const sa_share share = sa_share_of(count_pieces(u), thread, team);
-    for (ptrdiff_t t = share.from; t < share.end; ++t) {
+    const sa_portion portion = sa_portion_of(count_pieces(u), thread, team);
+    for (ptrdiff_t t = portion.from; t < portion.end; ++t) {
         run_piece(u, t);
     }
 }
@@ -71,5 +73,5 @@ void sa_update_run(sa_update *u, int max_threads) {
     for (ptrdiff_t i = 0; i < u->count; ++i) {
         elements += (double)u->arrays[i].n;
     }
-    sa_run_team(sa_threads_for(elements, SA_UPDATES_PER_THREAD, (double)count_pieces(u), max_threads), run_share, u);
+    sa_run_team(sa_threads_for(elements, SA_UPDATES_PER_THREAD, (double)count_pieces(u), max_threads), run_portion, u);
 }

@@ -2,9 +2,7 @@
 #ifndef SA_OPTIMIZER_H
 #define SA_OPTIMIZER_H
 
-#include "selfattn.h"
-
-typedef enum { SA_SGD, SA_ADAM, SA_UPDATE_KINDS } sa_update_kind;
+#include "kernels/kernels.h"
 
 /* An array of n float64 or float32 elements, contiguous and aligned. Arrays that are written overlap no other array. */
 typedef struct {

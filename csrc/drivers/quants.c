@@ -113,22 +113,22 @@ typedef struct {
 } filling;
 
 /* Tasks write strips of their own. */
-static void fill_share(void *call, ptrdiff_t t) {
+static void fill_portion(void *call, ptrdiff_t t) {
     const sa_copied_quants *of = (const sa_copied_quants *)call + t / SA_COPY_TASKS;
-    const sa_share share = sa_share_of(of->w->out / SA_GEMV_COLUMNS, (int)(t % SA_COPY_TASKS), SA_COPY_TASKS);
-    for (ptrdiff_t c = share.from * SA_GEMV_COLUMNS; c < share.end * SA_GEMV_COLUMNS; c += SA_GEMV_COLUMNS) {
+    const sa_portion portion = sa_portion_of(of->w->out / SA_GEMV_COLUMNS, (int)(t % SA_COPY_TASKS), SA_COPY_TASKS);
+    for (ptrdiff_t c = portion.from * SA_GEMV_COLUMNS; c < portion.end * SA_GEMV_COLUMNS; c += SA_GEMV_COLUMNS) {
         make_strip(of->w, c, SA_GEMV_COLUMNS, of->strips + c * of->w->row_bytes);
     }
 }
 
-static void fill_shares(void *call, int thread, int team) {
+static void fill_portions(void *call, int thread, int team) {
     (void)thread;
     const filling *f = call;
-    sa_share_tasks(team, f->count * SA_COPY_TASKS, fill_share, (void *)f->of);
+    sa_take_tasks(team, f->count * SA_COPY_TASKS, fill_portion, (void *)f->of);
 }
 
 void sa_quants_fill(const sa_copied_quants *of, ptrdiff_t count, int threads) {
-    sa_run_team(threads, fill_shares, &(filling){of, count});
+    sa_run_team(threads, fill_portions, &(filling){of, count});
     for (ptrdiff_t i = 0; i < count; ++i) {
         of[i].w->strips = of[i].strips;
     }
@@ -160,8 +160,8 @@ sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, int dig
     return r;
 }
 
-void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const float *residual,
-                      const sa_product *p) {
+void sa_multiply_quants(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const float *residual,
+                        const sa_product *p) {
     sa_gemv_tile t = {.type = w->type,
                       .digits = r->digits,
                       .rows = r->rows,

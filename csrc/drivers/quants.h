@@ -52,8 +52,8 @@ sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, int dig
 
 /* p->c = p->bias + residual + A·Bᵀ, with sums in another order than sa_quants_multiply, for split rows. Skips the
  * others. residual, or NULL, begins with p->c's first column and has its stride. */
-void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const float *residual,
-                      const sa_product *p);
+void sa_multiply_quants(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const float *residual,
+                        const sa_product *p);
 
 static inline bool sa_gemv_is_unsplit(const sa_gemv_rows *r, ptrdiff_t row, ptrdiff_t in) {
     const float scale = in > 0 ? sa_digits_at(r->x, row * (in / SA_PIECE), r->digits)->scale : 0;

@@ -1,6 +1,8 @@
 /* Driver of row operations: finds the axes of a row, cuts a call into tasks, and runs the parallel loop. */
 #include <string.h>
 
+#include "drivers/rowops.h"
+
 #include "drivers/common.h"
 #include "runtime/team.h"
 
@@ -253,9 +255,9 @@ typedef struct {
 static void run_chunks(void *call, int thread, int team) {
     const row_run *run = call;
     const sa_row_plan *plan = run->plan;
-    const sa_share share = sa_share_of(plan->chunks, thread, team);
+    const sa_portion portion = sa_portion_of(plan->chunks, thread, team);
     char *scratch = run->scratch == NULL ? NULL : run->scratch + (size_t)thread * plan->scratch_bytes;
-    for (ptrdiff_t chunk = share.from; chunk < share.end; ++chunk) {
+    for (ptrdiff_t chunk = portion.from; chunk < portion.end; ++chunk) {
         double *partial = plan->partial == NULL ? NULL : plan->partial + chunk * 2 * plan->n;
         if (partial != NULL) {
             memset(partial, 0, 2 * (size_t)plan->n * sizeof(double));
@@ -305,13 +307,13 @@ typedef struct {
 } narrow_call;
 
 /* Iterations are independent: a thread writes its own elements. */
-static void narrow_share(void *call, int thread, int team) {
+static void narrow_portion(void *call, int thread, int team) {
     const narrow_call *c = call;
-    const sa_share share = sa_share_of(c->n, thread, team);
-    sa_kernels_active()->narrow(c->from + share.from, share.end - share.from, c->dtype, c->to + share.from);
+    const sa_portion portion = sa_portion_of(c->n, thread, team);
+    sa_kernels_active()->narrow(c->from + portion.from, portion.end - portion.from, c->dtype, c->to + portion.from);
 }
 
 void sa_narrow(const float *from, ptrdiff_t n, sa_dtype dtype, uint16_t *to, int max_threads) {
     narrow_call c = {from, n, dtype, to};
-    sa_run_team(sa_threads_for((double)n, SA_NARROWED_PER_THREAD, (double)n, max_threads), narrow_share, &c);
+    sa_run_team(sa_threads_for((double)n, SA_NARROWED_PER_THREAD, (double)n, max_threads), narrow_portion, &c);
 }

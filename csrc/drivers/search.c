@@ -229,7 +229,7 @@ static void run_tasks(void *call, int thread, int team) {
     if (c.s->scales != NULL) {
         round_queries(&c);
     }
-    sa_share_tasks(team, sa_ceil_div(c.s->n, SA_TASK_ROWS), run_task, &c);
+    sa_take_tasks(team, sa_ceil_div(c.s->n, SA_TASK_ROWS), run_task, &c);
 }
 
 void sa_search_run(const sa_search *s, char *scratch) {

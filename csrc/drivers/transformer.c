@@ -578,7 +578,7 @@ static void run(void *call, int thread, int team) {
     p.team = team;
     p.scratch += (size_t)thread * p.plan->scratch_bytes;
     if (p.plan->by_shares) {
-        sa_share_tasks(team, p.plan->shares, run_share_number, &p);
+        sa_take_tasks(team, p.plan->shares, run_share_number, &p);
     } else {
         run_share(p);
     }

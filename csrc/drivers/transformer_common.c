@@ -318,10 +318,10 @@ static void run_task(void *call, ptrdiff_t t) {
 void sa_run_phase(const sa_pass *p, ptrdiff_t tasks, sa_pass_task *task, sa_order order) {
     phase run = {p, task};
     if (order == SA_BY_ANY_THREAD) {
-        sa_share_tasks(p->team, tasks, run_task, &run);
+        sa_take_tasks(p->team, tasks, run_task, &run);
     } else {
-        const sa_share share = sa_share_of(tasks, p->thread, p->team);
-        for (ptrdiff_t t = share.from; t < share.end && !sa_stops(p->e->watch); ++t) {
+        const sa_portion portion = sa_portion_of(tasks, p->thread, p->team);
+        for (ptrdiff_t t = portion.from; t < portion.end && !sa_stops(p->e->watch); ++t) {
             task(p, t);
         }
     }

@@ -248,7 +248,7 @@ static void run_task(void *call, ptrdiff_t t) {
 
 static void run_kind(varlen_thread *at, int team, int kind, ptrdiff_t tasks) {
     at->kind = kind;
-    sa_share_tasks(team, tasks, run_task, at);
+    sa_take_tasks(team, tasks, run_task, at);
     sa_wait_for_team(team);
 }
 

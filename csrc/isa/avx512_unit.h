@@ -2,7 +2,7 @@
  * functions come from isa/avx512.c.
  * Comes after simd/avx512.h. */
 #define SA_PRODUCTS_ALONE
-#include "isa/entries.h"
+#include "kernels/entries.h"
 #include "kernels/attention/prefetch.h"
 
 #define SA_REAL_IS_F64 1 /* for the number of rows in a float64 block */

@@ -1,6 +1,6 @@
 /* All kernels of the instruction set SA_ISA, whose verbs come before, and its table with SA_COMPACT_UNITS.
  * Comes after simd/vec128.h. */
-#include "isa/entries.h"
+#include "kernels/entries.h"
 #include "simd/philox.h"
 #include "kernels/attention/prefetch.h"
 

@@ -2,11 +2,10 @@
 #ifndef SA_KERNELS_H
 #define SA_KERNELS_H
 
-#include "drivers/rowops.h"
-#include "selfattn.h"
-#include "drivers/optimizer.h"
 #include "kernels/modes.h"
 #include "kernels/quant_kinds.h"
+#include "kernels/rowops/call.h"
+#include "selfattn.h"
 
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; a tile's scores and V fit in L1 */
@@ -80,6 +79,7 @@ typedef struct {
     char *dslope[SA_MAX_BLOCK_ROWS], *dsink[SA_MAX_BLOCK_ROWS];
 } sa_row_gradients;
 
+#define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
 typedef struct {
     sa_block b;
     const sa_attention_gradients *g;
@@ -90,12 +90,8 @@ typedef struct {
     ptrdiff_t dmask_key;                  /* the key of the mask gradient's first column */
     bool mask_only;                       /* adds to the mask's gradient alone */
     bool with_mask;
+    bool (*cancelled)(const sa_attention *a); /* asked every SA_ELEMENTS_AT_ONCE elements of keys and values */
 } sa_backward_block;
-
-/* True if the call should stop; called between tasks, and in a block every SA_ELEMENTS_AT_ONCE elements of keys and
- * values. */
-bool sa_cancelled(const sa_attention *a);
-#define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
 
 #define SA_ROW_TASK_ROWS 64
 #define SA_ROW_COLUMNS 256 /* four arrays of this many columns fit L1 */
@@ -162,6 +158,8 @@ typedef struct {
     ptrdiff_t rotated; /* how many of a head's elements are rotated; 0: none */
     bool interleaved;
 } sa_rotary;
+
+typedef enum { SA_SGD, SA_ADAM, SA_UPDATE_KINDS } sa_update_kind;
 
 /* The scalars of an optimiser step (kernels/optimizer/update.h). */
 typedef struct {
@@ -372,17 +370,5 @@ extern const sa_gemv_unit sa_gemv_avx512vnni, sa_gemv_avx2, sa_gemv_baseline, sa
     sa_gemv_generic;
 extern const sa_kernels sa_kernels_amx, sa_kernels_avx512bf16, sa_kernels_avx512, sa_kernels_avx2, sa_kernels_baseline,
     sa_kernels_neon, sa_kernels_wasm, sa_kernels_generic;
-
-/* True if this CPU and the operating system can run an instruction set (runtime/cpu.c). */
-bool sa_cpu_runs(const char *isa);
-
-/* The table in use. runtime/dispatch.c owns it. */
-const sa_kernels *sa_kernels_active(void);
-
-/* The unit by which the table in use multiplies compact weights on this CPU; NULL if there is none. */
-const sa_compact_unit *sa_compact_active(sa_weights kind);
-
-/* The unit by which it multiplies quants by digits; NULL: they are expanded. */
-const sa_gemv_unit *sa_gemv_active(void);
 
 #endif

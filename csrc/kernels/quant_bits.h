@@ -3,6 +3,7 @@
  *     SA_Q(name)    the functions' names         SA_Q_WORDS    uint32_t, or a vector of these
  *     SA_Q_AT       the type of a place          SA_Q(gather)(at, from, v)    four words from byte `from` on
  *     SA_Q(look_up)(q)    a word of bytes with their values */
+#include "kernels/quant_kinds.h"
 
 /* The head's words: 16 bytes, then the word at tail. */
 SA_VERB void SA_Q(head)(SA_Q_AT at, const sa_quant_kind *k, SA_Q_WORDS *head) {

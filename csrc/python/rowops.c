@@ -6,6 +6,7 @@
 #include <float.h>
 
 #include "drivers/common.h"
+#include "drivers/rowops.h"
 #include "python/run.h"
 
 typedef struct {

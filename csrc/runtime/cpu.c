@@ -1,6 +1,6 @@
 /* Finds which instruction sets this CPU and operating system can run. */
 #define _GNU_SOURCE
-#include "kernels/kernels.h"
+#include "runtime/dispatch.h"
 
 #include <string.h>
 #if defined(__x86_64__)

@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "kernels/kernels.h"
+#include "runtime/dispatch.h"
 
 /* The best comes first. */
 static const sa_kernels *const built[] = {

@@ -4,7 +4,7 @@
 #endif
 #include <time.h>
 
-#include "kernels/kernels.h"
+#include "runtime/dispatch.h"
 #include "runtime/team.h"
 
 static double now(void) {
@@ -85,21 +85,21 @@ typedef struct {
     uint64_t all; /* so that the compiler keeps the reads */
 } reading;
 
-static void read_share(void *call, int thread, int team) {
+static void read_portion(void *call, int thread, int team) {
     reading *r = call;
-    const size_t share = r->bytes / (size_t)team;
-    const uint64_t sum = sa_kernels_active()->read_loop(r->data + (size_t)thread * share, share);
+    const size_t portion = r->bytes / (size_t)team;
+    const uint64_t sum = sa_kernels_active()->read_loop(r->data + (size_t)thread * portion, portion);
     __atomic_fetch_xor(&r->all, sum, __ATOMIC_RELAXED);
 }
 
-/* Each thread reads its share of the bytes. The best pass counts. */
+/* Each thread reads its portion of the bytes. The best pass counts. */
 double sa_measure_read(const void *data, size_t bytes, int threads, double seconds) {
     reading r = {.data = data, .bytes = bytes};
     double best = 0;
     const double end = now() + seconds;
     do {
         const double start = now();
-        sa_run_team(threads, read_share, &r);
+        sa_run_team(threads, read_portion, &r);
         const double rate = (double)bytes / (now() - start);
         best = rate > best ? rate : best;
     } while (now() < end);

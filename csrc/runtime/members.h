@@ -9,18 +9,18 @@
 #include <signal.h>
 #include <stdatomic.h>
 
-/* Counts the tasks of a share that are taken, in all calls of sa_share_tasks so far. */
+/* Counts the tasks of a portion that are taken, in all calls of sa_take_tasks so far. */
 typedef struct {
     _Alignas(64) atomic_ptrdiff_t taken;
-} sa_share_count;
-enum { SA_MOST_SHARES = 8 };
+} sa_portion_count;
+enum { SA_MOST_PORTIONS = 8 };
 
 typedef struct {
     sa_team_work *work;
     void *call;
     int size;                        /* this field and the next are for POSIX threads */
     _Alignas(64) atomic_int working; /* other threads that have not ended */
-    sa_share_count shares[SA_MOST_SHARES];
+    sa_portion_count portions[SA_MOST_PORTIONS];
     _Alignas(64) atomic_int arrived; /* threads that wait at the barrier */
     atomic_uint barriers;            /* barriers that the team has passed */
 } sa_team;
@@ -30,7 +30,7 @@ typedef struct {
     sa_team *team;
     bool helps;
     int number;
-    ptrdiff_t taken; /* the tasks of each share that calls of sa_share_tasks before the next one have */
+    ptrdiff_t taken; /* the tasks of each portion that calls of sa_take_tasks before the next one have */
 } sa_member;
 
 /* The key of a thread's sa_member; the member is NULL if the thread computes alone. A _Thread_local variable would be

@@ -91,29 +91,29 @@ void sa_let_others_take(void) {
 }
 #endif
 
-void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
+void sa_take_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
     if (team == 1) { /* the caller may be in a larger team, whose tasks it must leave alone */
         for (ptrdiff_t t = 0; t < tasks; ++t) {
             task(call, t);
         }
         return;
     }
-    /* Tasks are in shares. A thread begins with its own, whose rows are often in its caches from the phase before, and
-     * then takes what is left of others. All threads call this for the same tasks in the same order, and leave
-     * when all are taken. */
+    /* Tasks are in portions. A thread begins with its own, whose rows are often in its caches from the phase before,
+     * and then takes what is left of others. All threads call this for the same tasks in the same order, and leave when
+     * all are taken. */
     sa_member *m = sa_me();
-    const int shares = team < SA_MOST_SHARES ? team : SA_MOST_SHARES, own = m->number * shares / team;
-    /* The last shares may have a task less. */
-    const ptrdiff_t before = m->taken, end = before + (tasks + shares - 1) / shares;
-    for (int i = 0; i < shares; ++i) {
-        const sa_share share = sa_share_of(tasks, (own + i) % shares, shares);
-        atomic_ptrdiff_t *taken = &m->team->shares[(own + i) % shares].taken;
+    const int portions = team < SA_MOST_PORTIONS ? team : SA_MOST_PORTIONS, own = m->number * portions / team;
+    /* The last portions may have a task less. */
+    const ptrdiff_t before = m->taken, end = before + (tasks + portions - 1) / portions;
+    for (int i = 0; i < portions; ++i) {
+        const sa_portion portion = sa_portion_of(tasks, (own + i) % portions, portions);
+        atomic_ptrdiff_t *taken = &m->team->portions[(own + i) % portions].taken;
         ptrdiff_t n = atomic_load_explicit(taken, memory_order_relaxed);
         while (n < end) {
             sa_let_others_take();
             if (atomic_compare_exchange_weak_explicit(taken, &n, n + 1, memory_order_relaxed, memory_order_relaxed)) {
-                if (share.from + n - before < share.end) {
-                    task(call, share.from + n - before);
+                if (portion.from + n - before < portion.end) {
+                    task(call, portion.from + n - before);
                 }
                 n = atomic_load_explicit(taken, memory_order_relaxed);
             }

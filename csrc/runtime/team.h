@@ -31,24 +31,24 @@ void sa_let_others_take(void);
 static inline void sa_let_others_take(void) {}
 #endif
 
-/* Every thread of the team calls this, and takes tasks: first of its own share, then of others.
+/* Every thread of the team calls this, and takes tasks: first of its own portion, then of others.
  * No thread waits at the end. */
 typedef void sa_task(void *call, ptrdiff_t t);
-void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call);
+void sa_take_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call);
 
 void sa_wait_for_team(int team);
 
-/* A thread's share of the tasks, equal to the others': tasks from … end − 1. */
+/* A thread's portion of the tasks, equal to the others': tasks from … end − 1. */
 typedef struct {
     ptrdiff_t from, end;
-} sa_share;
+} sa_portion;
 
-static inline sa_share sa_share_of(ptrdiff_t tasks, int thread, int team) {
+static inline sa_portion sa_portion_of(ptrdiff_t tasks, int thread, int team) {
     if (team == 1) { /* a tiny call needs no divisions */
-        return (sa_share){0, tasks};
+        return (sa_portion){0, tasks};
     }
     const ptrdiff_t each = tasks / team, more = tasks % team, from = thread * each + (thread < more ? thread : more);
-    return (sa_share){from, from + each + (thread < more)};
+    return (sa_portion){from, from + each + (thread < more)};
 }
 
 /* The most threads that the calling thread may use: OpenMP's number if somebody, such as threadpoolctl or PyTorch, has

@@ -24,7 +24,7 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     work(call, 0, 1);
 }
 
-void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
+void sa_take_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
     (void)team;
     for (ptrdiff_t t = 0; t < tasks; ++t) {
         task(call, t);

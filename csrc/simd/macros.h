@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/kernels.h"
+#include "selfattn.h"
 
 /* The target of all functions up to SA_END_TARGET: Clang uses the first string alone. Emulated files ignore it. */
 #define SA_PRAGMA(x) _Pragma(#x)

@@ -26,7 +26,7 @@ static void add_in_order(void *call, int thread, int team) {
     ++shared;
     sa_raise(&raised, thread + 1);
     sa_wait_for_team(team);
-    sa_share_tasks(team, 64, take, NULL);
+    sa_take_tasks(team, 64, take, NULL);
 }
 
 int main(int argc, char **argv) {

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "kernels/kernels.h"
+#include "runtime/dispatch.h"
 
 /* ---- checks (test_core.c) ---------------------------------------------------------------------------------------- */
 

@@ -11,6 +11,7 @@
  * Closed pairs add to no product: their P and dS are set to 0. Where that 0 would meet NaN or infinity, the tile's
  * products are computed pair by pair.
  * Comes after kernels/attention/forward.h. */
+#include "kernels/kernels.h"
 
 typedef struct {
     FN(scratch) s;     /* its O holds dOᵀ[Dv][nv·lanes] */
@@ -581,7 +582,7 @@ SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s,
     ptrdiff_t look_at = b->b.begin + SA_ELEMENTS_AT_ONCE / (a->E + a->Dv + 1);
     SA_EACH_KEY_TILE(&b->b, first, n) {
         if (first >= look_at) {
-            if (sa_cancelled(a)) {
+            if (b->cancelled(a)) {
                 return;
             }
             look_at = first + SA_ELEMENTS_AT_ONCE / (a->E + a->Dv + 1);

@@ -1,6 +1,9 @@
 /* For both passes over a block: a thread's scratch and its layout; a tile's rows, in place or copied; the keys of a
  * tile that the bounds of rows (causal, windows, lengths) leave open.
  * Comes after simd/exp.h and kernels/products/tiles.h. */
+#include "kernels/kernels.h"
+
+_Static_assert(FN(block_rows) <= FN(backward_rows) && FN(backward_rows) <= SA_MAX_BLOCK_ROWS, "rows of a block");
 
 /* Rows with a larger stride, in bytes, are copied, because they would use too few sets of the caches. */
 #define SA_DIRECT_STRIDE 1024

@@ -1,7 +1,8 @@
-/* Attention's entries of an instruction set's table (isa/entries.h): its functions with the set's unit, which is NULL
- * except in isa/avx512bf16.c and isa/amx.c (kernels/products/unit.h).
+/* Attention's entries of an instruction set's table (kernels/entries.h): its functions with the set's unit, which is
+ * NULL except in isa/avx512bf16.c and isa/amx.c (kernels/products/unit.h).
  * forward.h and backward.h define the functions; those two files call AVX-512's.
  * Comes after kernels/attention/block.h. */
+#include "kernels/kernels.h"
 
 size_t FN(attention_partial)(const sa_attention *a, ptrdiff_t rows);
 size_t FN(forward_bytes)(const sa_attention *a, const FN(unit) * unit);

@@ -10,6 +10,7 @@
  * s->unit is NULL except on avx512bf16 and amx. If the unit does not take the block, s->wide.terms is 0, and
  * multiply-adds compute all products.
  * Comes after kernels/attention/scores.h and kernels/decode/rows.h. */
+#include "kernels/kernels.h"
 
 /* ---- one tile of keys -------------------------------------------------------------------------------------------- */
 

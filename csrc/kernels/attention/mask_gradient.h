@@ -1,4 +1,5 @@
 /* The gradient of a float mask from a tile's dS, for backward.h. Rows or keys may have the same mask elements. */
+#include "kernels/kernels.h"
 
 /* Lane i becomes the sum over rows of dS of key j + i, and 0 from key n on.
  * dS may hold anything in lanes without a row. */

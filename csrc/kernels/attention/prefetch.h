@@ -1,5 +1,6 @@
 /* Fetches rows ahead, because hardware prefetchers stop at page ends and miss rows that are far apart. Attention's
  * passes plan their rows here; decode/rows.h plans its own. */
+#include "kernels/kernels.h"
 #include "simd/macros.h"
 
 /* Fetches the lines of the bytes from `at` on, which need not be valid memory: into L1 if they are used next, else into

@@ -2,6 +2,7 @@
  * of block masks → bounds of rows (causal, windows, lengths) → maximum → exp → dropout. A call runs the passes that it
  * needs. The end of this file finds out what masks, bias, gaps and bounds do to a tile.
  * Comes after simd/exp.h, simd/philox.h and kernels/attention/block.h. */
+#include "kernels/kernels.h"
 
 SA_ONCE void FN(pass_scale)(real *P, ptrdiff_t n, int nv, real factor) {
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {

@@ -1,6 +1,7 @@
 /* The forward pass over a block of few queries (decoding): as in forward.h, with features as lanes.
  * rows.h has the products.
  * Comes after kernels/attention/forward.h. */
+#include "kernels/kernels.h"
 
 /* Copies q[R][width] times the factor, in the order in which keys are read. A unit takes queries without the factor. */
 SA_ONCE void FN(copy_decode_queries)(const sa_block *b, FN(scratch) * s, int R) {

@@ -5,6 +5,7 @@
  * Tile registers: 0 scores and 1 queries, 16 rows of R words; 2 weights and 4 to 7 outputs, 4·R rows of 64 bytes; 3
  * keys or values, 16 rows of 64 bytes.
  * Comes after kernels/products/amx_attention.h. */
+#include "kernels/kernels.h"
 
 enum { SA_AMX_DECODE_ROWS = 4 };
 

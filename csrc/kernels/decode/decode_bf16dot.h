@@ -3,6 +3,7 @@
  * scores and output are checked (decode_sums_hold). If they fail, multiply-adds compute the block, and round weights,
  * too.
  * Comes after kernels/products/bf16dot.h. */
+#include "kernels/kernels.h"
 
 enum { SA_LEAST_OF_DECODE = -126 };
 

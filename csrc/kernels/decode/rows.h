@@ -5,6 +5,7 @@
  * With shorter vectors whole rows are fetched, and values are read some rows at a time
  * (docs/decisions/0006-decoding.md).
  * Comes after simd/exp.h and kernels/attention/block.h. */
+#include "kernels/kernels.h"
 
 /* The most rows: a vector must hold a number of each, and the loops for eight rows need 32 registers. */
 #undef SA_DECODE_ROWS

@@ -1,6 +1,7 @@
 /* As in PyTorch each operation of a step rounds, and none is fused, so all instruction sets compute the same bits. NaN
  * and infinities spread. Arrays do not overlap.
  * Comes after simd/exp.h and kernels/attention/load.h. */
+#include "kernels/kernels.h"
 
 /* SGD with momentum (Sutskever et al. 2013, section 2):  g += decay·p,  v = momentum·v + (1 − dampening)·g (first step:
  * g),  p −= lr·v, or lr·(g + momentum·v) with Nesterov. */

@@ -2,6 +2,7 @@
  * are split when they are first needed, and kept for the head's next blocks.
  * Comes after simd/amx.h and isa/avx512_unit.h. */
 
+#include "kernels/kernels.h"
 #include "kernels/products/amx_tiles.h"
 
 /* True if all arrays are float16, or all bfloat16: queries lack the scale, the maximum may lag,

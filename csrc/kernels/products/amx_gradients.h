@@ -7,6 +7,7 @@
  * Left operands have the queries of two vectors in the order 0, 16, 1, 17, …, so that a pair is made from two vectors,
  * as in a right operand. Rows of Q and dO are paired in the same way.
  * Comes after kernels/products/amx_attention.h. */
+#include "kernels/kernels.h"
 
 _Static_assert(SA_BACKWARD_VECS == SA_VECS, "what these products take of the scratch is the same in both passes");
 

@@ -1,5 +1,6 @@
 /* Products of bfloat16 (AVX512_BF16), summed in float32, for compact weights: accumulators for 14 rows × 32 columns.
  * Comes after simd/avx512bf16.h. */
+#include "kernels/kernels.h"
 #include "kernels/products/by_rows.h"
 
 #define SA_DOT_BF16(sum, x, w) ((sum) = vf32_add_products(sum, x, w))

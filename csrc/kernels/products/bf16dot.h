@@ -6,6 +6,7 @@
  * are lanes of pairs, [E / 2][nv·lanes]. Values are pairs of rows, [keys / 2][slices · 32][2], weights pairs of keys,
  * [keys / 2][nv·lanes].
  * Comes after simd/avx512bf16.h and isa/avx512_unit.h. */
+#include "kernels/kernels.h"
 
 enum { SA_PAIR_STEP = 32 };
 

@@ -1,6 +1,7 @@
 /* The gradients of a wide block by dot products of bfloat16 pairs (bf16dot.h, unit.h). P and dS are rounded to bfloat16
  * before they multiply Q, dO and K, whose rows are joined in pairs.
  * Comes after kernels/products/bf16dot.h. */
+#include "kernels/kernels.h"
 
 SA_ONCE size_t FN(bf16dot_lay_out_gradients)(const sa_attention_gradients *d, char *base, size_t used,
                                              FN(gradient_state) * s) {

@@ -1,5 +1,6 @@
 /* A tile of compact products has a leaf for each number of rows: accumulators are registers only if that is a
  * literal. */
+#include "kernels/kernels.h"
 #include "simd/macros.h"
 
 /* name(t) calls tile(t, t->rows), with a literal for each number of rows that `each` lists. */

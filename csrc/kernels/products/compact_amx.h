@@ -1,6 +1,7 @@
 /* Products of compact weights on the matrix unit: 32 rows × 32 columns in four tiles. Rows and panel are read up to a
  * whole tile, as zeros follow each row and the last panel (drivers/compact.c).
  * Comes after kernels/products/amx_attention.h. */
+#include "kernels/kernels.h"
 
 #define SA_TILES_PRODUCT(name, dot)                                                                                    \
     SA_LEAF void name##_32(const sa_compact_tile *t) {                                                                 \

@@ -12,6 +12,7 @@
  *                                and signed x
  *     sa_gemv_fma(a, b, c)
  *     sa_gemv_look_up(q)         bytes of sa_quant_values */
+#include "kernels/kernels.h"
 
 /* Up to this many bytes, the columns in use and the columns being fetched fit L1 together. */
 #define SA_GEMV_NEAR 16384

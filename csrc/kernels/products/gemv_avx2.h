@@ -1,4 +1,5 @@
 /* The verbs of gemv.h on 8 lanes: AVX2. */
+#include "kernels/kernels.h"
 #include "simd/macros.h"
 
 #include <immintrin.h>

@@ -1,5 +1,6 @@
 /* The verbs of gemv.h on 4 lanes: vectors of 16 bytes (simd/vec128.h).
  * Comes after simd/vec128.h. */
+#include "kernels/kernels.h"
 #include "simd/bits.h"
 
 #define SA_GEMV_LANES 4

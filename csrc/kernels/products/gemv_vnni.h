@@ -1,4 +1,5 @@
 /* The verbs of gemv.h on 16 lanes: AVX-512 with VNNI. */
+#include "kernels/kernels.h"
 #include "simd/macros.h"
 
 #include <immintrin.h>

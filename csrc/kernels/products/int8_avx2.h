@@ -2,6 +2,7 @@
  * sums of two products are exact. The driver has widened the rows of x. Accumulators are for 6 rows × 8 columns: one
  * vector has a word (four bytes) of each of four columns, the other a row's word four times. A column's sum is in two
  * lanes until the end. */
+#include "kernels/kernels.h"
 #include <immintrin.h>
 
 #include "kernels/products/by_rows.h"

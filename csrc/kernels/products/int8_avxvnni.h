@@ -1,4 +1,5 @@
 /* Sums of uint8 times int8 by VNNI with 16 registers of 256 bits: accumulators for 6 rows × 16 columns. */
+#include "kernels/kernels.h"
 #include <immintrin.h>
 
 #include "kernels/products/by_rows.h"

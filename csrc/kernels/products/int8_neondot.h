@@ -1,6 +1,7 @@
 /* Sums of uint8 times int8 by UDOT on aarch64. Weights with their sign bits flipped are unsigned, and larger by 128, so
  * each sum begins with −128·Σx, which is exact modulo 2^32. Accumulators for 8 rows × 8 columns: a vector has one word
  * of four columns, or four words of a row. Words are read in fours, as zeros follow each row and the last panel. */
+#include "kernels/kernels.h"
 #include <arm_neon.h>
 
 #include "kernels/products/by_rows.h"

@@ -1,6 +1,7 @@
 /* Sums of uint8 times int8 for CPUs without instructions for them: dot products of rows and columns,
  * widened to 16 bits.
  * Comes after simd/vec128.h. */
+#include "kernels/kernels.h"
 
 #define SA_PLAIN_DEPTH 256 /* numbers of a row at a time; a panel of this depth stays in L1 */
 #define SA_PLAIN_ROWS 16

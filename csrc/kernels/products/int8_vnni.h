@@ -1,5 +1,6 @@
 /* Sums of uint8 times int8 by VNNI on vectors of 512 bits: accumulators for 14 rows × 32 columns,
  * which fit 32 registers. */
+#include "kernels/kernels.h"
 #include <immintrin.h>
 
 #include "kernels/products/by_rows.h"

@@ -6,6 +6,7 @@
  *     outer                 C[m][width] += p[m][n]·x[n][width]             dK from dS and Q; dV from weights and dO
  *                           or C = from[m][width] + that
  * Comes after kernels/attention/load.h and kernels/attention/prefetch.h. */
+#include "kernels/kernels.h"
 
 /* Swaps lane j of a[i] and lane i of a[j]. */
 SA_INLINE void FN(transpose)(vec *a) {

@@ -4,6 +4,7 @@
  * A unit takes a call, a block and a tile, or leaves it to multiply-adds, as bfloat16 cannot represent all numbers. A
  * function that returns bool returns true if it has done its work; else nothing has changed. (1) to (6):
  * docs/theory/backward.md. */
+#include "kernels/kernels.h"
 
 /* Each row of Q and dO, in place or copied, and its factor, which for Q is the scale.
  * NULL means a row of zeros. */

@@ -2,7 +2,7 @@
  * computed again from the inputs, while a row is in L1, so 16-bit gradients have the error of float32 and one rounding.
  * NaN in x or dy makes its row NaN (GELU: its element).
  * Comes after kernels/rowops/forward.h. */
-#include "isa/entries.h"
+#include "kernels/entries.h"
 
 /* g = Σg and gt = Σg·t over a row:
  *     norms     t = ((x − hi) − lo)·scale, g = dy·weight; and dweight += dy·t, dbias += dy unless NULL

@@ -11,7 +11,7 @@
  *     gelu          6 in both tails, for results ≥ FLT_MIN; 'tanh': 4 + 3·|2u| for negative x
  * NaN makes its row NaN (GELU, rotary: its element). A softmax row with +inf, or with −inf alone, is NaN.
  * Comes after simd/exp.h and kernels/attention/load.h. */
-#include "isa/entries.h"
+#include "kernels/entries.h"
 
 #define SA_SUM_PIECE (128 * SA_LANES)
 

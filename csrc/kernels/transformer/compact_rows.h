@@ -2,6 +2,7 @@
  * Multiplications and additions round separately and are fused only in V(fma), so the bits are the same wherever V(fma)
  * fuses.
  * Comes after simd/exp.h and kernels/attention/load.h. */
+#include "kernels/kernels.h"
 
 /* The normal ranges of a group. From the least range on, 1/range is finite and range/255 has all its digits. Up to the
  * largest range, no term of a sum overflows unless the sum does. */

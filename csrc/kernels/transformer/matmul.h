@@ -2,6 +2,7 @@
  * copied in pieces that stay in L1 or L2. An element of C is a sum in the order of n, in pieces that depend on n alone,
  * so bits do not depend on the cut into tasks.
  * Comes after kernels/products/tiles.h and kernels/transformer/rows.h. */
+#include "kernels/kernels.h"
 
 #define SA_PANEL FN(block_rows)
 #define SA_PANEL_DEPTH 128

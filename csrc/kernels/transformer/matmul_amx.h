@@ -5,6 +5,7 @@
  * Subnormals are lost: numbers below 2^−100 have an error of up to 2^−126. If a number is NaN, infinite or close to
  * overflow, multiply-adds compute its row of A or panel of B, in matmul_tn the whole call.
  * Comes after kernels/products/amx_attention.h. */
+#include "kernels/kernels.h"
 
 #define SA_AMX(name) SA_PASTE4(sa_, name, f32, amx)
 SA_MATMUL_ENTRIES(SA_DECLARE_ENTRY, f32, SA_ISA)

@@ -1,6 +1,8 @@
 /* Quants as float32. Products of d, scale and q are exact; the sum with m·least is rounded once.
  * Infinities and NaN in d and m propagate.
  * Comes after kernels/attention/load.h. */
+#include "kernels/kernels.h"
+
 #define SA_Q(name) FN(quant_##name)
 #define SA_Q_WORDS uint32_t
 #define SA_Q_AT const uint8_t *

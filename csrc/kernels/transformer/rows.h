@@ -1,6 +1,7 @@
 /* What the transformer does to rows between products, and the gradients: look-up, sums and norms, activations, rotary
  * positions, means.
  * Comes after simd/philox.h and kernels/rowops/backward.h. */
+#include "kernels/kernels.h"
 
 /* x[r] = (table[ids[r]] + token_type_row) + positions[r]; NULL means zeros. */
 SA_KERNEL void FN(look_up)(const void *table, const void *token_type_row, const void *positions, const int64_t *ids,

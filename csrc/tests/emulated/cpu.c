@@ -1,5 +1,5 @@
 /* Replaces cpu.c: every x86-64 instruction set runs. */
-#include "kernels/kernels.h"
+#include "runtime/dispatch.h"
 
 #include <string.h>
 

@@ -2,6 +2,7 @@
 #ifndef SA_ENTRIES_H
 #define SA_ENTRIES_H
 
+#include "kernels/kernels.h"
 #include "simd/macros.h"
 
 #define SA_ATTENTION_ENTRIES(X, ...)                                                                                   \
