@@ -22,8 +22,9 @@ with DelayedInterrupt(raises=True):
     # NumPy's C code turns a KeyboardInterrupt into an ImportError, and then cannot be imported again.
     import_module("selfattn._core")
 
-from selfattn import functional
+from selfattn import _drawing, functional
 from selfattn._core import get_isa, get_num_threads, set_num_threads
+from selfattn._version import __version__ as __version__
 from selfattn.config import show_config
 from selfattn.functional import (
     BlockMask,
@@ -39,8 +40,6 @@ from selfattn.functional import (
     varlen_attention,
 )
 from selfattn.random import torch_rng
-
-__version__ = "0.1.0"
 
 _STEPS = ("AttentionSteps", "attention_steps")
 _MODULES = (
@@ -110,11 +109,13 @@ else:
         raise AttributeError(f"module 'selfattn' has no attribute {name!r}")
 
 
-def _render(kind: str, steps: object) -> str | None:
-    """Draw steps for a notebook. `steps` uses `views` only here, and imports it when a notebook shows the steps."""
-    draw = getattr(import_module("selfattn.views"), f"notebook_{kind}")
-    shown: str | None = draw(steps)
+def _draw(kind: str, steps: object) -> str | None:
+    """Draw steps for a notebook; pages are imported when a notebook shows some."""
+    shown: str | None = getattr(import_module("selfattn.views"), f"notebook_{kind}")(steps)
     return shown
+
+
+_drawing.draw = _draw
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from . import _core, _cpus
+from ._version import __version__
 
 usable_cpus = _cpus.usable_cpus
 _ENVIRONMENT = ("SELFATTN_ISA", "OMP_", "GOMP_", "KMP_")  # how the names begin
@@ -28,8 +29,6 @@ def cpu_model() -> str:
 
 
 def _collect() -> dict[str, Any]:
-    from . import __version__  # the package imports this module first
-
     threads = _core.get_num_threads()
     return {
         "selfattn": __version__,

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-import selfattn
 from selfattn import _disk
 from selfattn._check import FLOATS, Array, Entries, warn
 from selfattn._extras import import_extra
+from selfattn._version import __version__
 from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.text import WhitespaceTokenizer
 
@@ -92,7 +92,7 @@ def save_model(model: EmbeddingModel, folder: _disk.PathLike) -> None:
     config = {
         "format": FORMAT,
         "version": VERSION,
-        "selfattn": selfattn.__version__,
+        "selfattn": __version__,
         **{name: getattr(model, name) for name in SIZES},
         "dtype": model.embedding_layer.weight.dtype.name,
         "tokenizer": kind,

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import selfattn as sa
 from selfattn import nn, reference
 from selfattn._check import Array
+from selfattn.functional import scaled_dot_product_attention
+from selfattn.random import torch_rng
+from selfattn.steps import attention_steps
 
 Function = Callable[..., Any]
 
@@ -80,7 +82,7 @@ def load(name: str) -> dict[str, Any]:
 
 def class_weights() -> Array:
     """Return the three 4×3 weights that the first tutorial's class draws: query, key and value."""
-    return sa.torch_rng(0).random((3, 4, 3))
+    return torch_rng(0).random((3, 4, 3))
 
 
 def _rounding_slack(computed: Array) -> Array:
@@ -122,10 +124,10 @@ def first_principles(dtype: npt.DTypeLike = np.float64) -> Tutorial:
         return {
             "embed": x,
             "linear_layer": x @ np.array(data["linear_layer"]["W"], dtype),
-            "raw_dot_product_scores": sa.attention_steps(x, x, x, scale=1.0).scores,
-            "attention_on_raw_embeddings": sa.scaled_dot_product_attention(x, x, x, scale=1.0),
-            "projected_attention": sa.scaled_dot_product_attention(x @ w_query, x @ w_key, x @ w_value),
-            "self_attention_class": sa.scaled_dot_product_attention(*(x @ weight for weight in own)),
+            "raw_dot_product_scores": attention_steps(x, x, x, scale=1.0).scores,
+            "attention_on_raw_embeddings": scaled_dot_product_attention(x, x, x, scale=1.0),
+            "projected_attention": scaled_dot_product_attention(x @ w_query, x @ w_key, x @ w_value),
+            "self_attention_class": scaled_dot_product_attention(*(x @ weight for weight in own)),
         }
 
     computed = {
@@ -197,7 +199,7 @@ def sentence_embeddings(dtype: npt.DTypeLike = np.float64) -> Tutorial:
 
         expected, expected_weights = _exact_attention(*heads, return_weights=True)
         expected_output = after(expected, _exact_layer_norm)
-        _, weights = sa.scaled_dot_product_attention(*heads, return_weights=True)
+        _, weights = scaled_dot_product_attention(*heads, return_weights=True)
         title = f"{name.replace('_', ' ')}, {sentence}"
         yield _to_reference(f"attention weights, {title}", expected_weights, weights)
         yield _to_reference(f"block output, {title}", expected_output, block(x))
@@ -213,8 +215,8 @@ def basics_notebook(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     decimals = data["printed_decimals"]
     x = np.array(data["embedded_tokens"], dtype)
     query, key, value = (x @ np.array(data[name], dtype) for name in ("WQ", "WK", "WV"))
-    steps = sa.attention_steps(query, key, value)
-    output, weights = sa.scaled_dot_product_attention(query, key, value, return_weights=True)
+    steps = attention_steps(query, key, value)
+    output, weights = scaled_dot_product_attention(query, key, value, return_weights=True)
     stages = {
         "Q": query,
         "K": key,
@@ -240,14 +242,14 @@ def illustrated(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     x, w_key, w_query, w_value = (np.array(data[name]) for name in ("x", "w_key", "w_query", "w_value"))
     keys, querys, values = x @ w_key, x @ w_query, x @ w_value
     as_floats = [t.astype(dtype) for t in (querys, keys, values)]
-    scores = sa.attention_steps(*as_floats, scale=1.0).scores
-    _, weights = sa.scaled_dot_product_attention(*as_floats, scale=1.0, return_weights=True)
+    scores = attention_steps(*as_floats, scale=1.0).scores
+    _, weights = scaled_dot_product_attention(*as_floats, scale=1.0, return_weights=True)
     # The softmax of the logarithms of weights is the weights.
     with np.errstate(divide="ignore"):
         log_weights = np.log(np.array(printed["attn_scores_softmax_rounded"], dtype))
     nothing = np.zeros((len(x), 0), dtype)
-    rounded = sa.attention_steps(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
-    outputs = sa.scaled_dot_product_attention(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
+    rounded = attention_steps(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
+    outputs = scaled_dot_product_attention(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
     exact = _exact_attention(nothing, nothing, values.astype(np.float64), log_weights)
     stages = {
         "keys": keys,
@@ -272,7 +274,7 @@ def attention_module(dtype: npt.DTypeLike = np.float64) -> Tutorial:
 
     def compare() -> Iterator[Comparison]:
         for title, mask in masks.items():
-            output, weights = sa.scaled_dot_product_attention(query, key, value, mask, return_weights=True)
+            output, weights = scaled_dot_product_attention(query, key, value, mask, return_weights=True)
             expected = _exact_attention(query, key, value, mask, return_weights=True)
             yield _to_reference(f"attention weights, {title}", expected[1], weights)
             yield _to_reference(f"weighted values, {title}", expected[0], output)

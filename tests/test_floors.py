@@ -19,6 +19,8 @@ FLOORS = (
     (
         "_check",
         "_gradient_tuples",
+        "_version",
+        "_drawing",
         "_cpus",
         "_disk",
         "_docs",
@@ -39,10 +41,12 @@ FLOORS = (
 HEIGHTS = {name: height for height, floor in enumerate(FLOORS) for name in floor}
 # Of selfattn_models; all other files are below these.
 MODEL_FLOORS = (("readings",), ("search",), ("interop", "pages"), ("cli",))
-MODEL_HEIGHTS = {name: height for height, floor in enumerate(MODEL_FLOORS, 1) for name in floor}
 PACKAGE = Path(selfattn.__file__).parent
 MODELS = Path(__file__).parents[1] / "models" / "selfattn_models"
-# A package's `__init__` imports from all floors; through selfattn's `_render`, `steps` use `views` in a notebook.
+MODEL_HEIGHTS = {path.stem: 0 for path in MODELS.glob("*.py")} | {
+    name: height for height, floor in enumerate(MODEL_FLOORS, 1) for name in floor
+}
+# A package's `__init__` imports from all floors; through selfattn's `_draw`, `steps` use `views` in a notebook.
 ROOF = "__init__"
 # What loads selfattn_models by its name, and the files that may.
 LOADERS = ("import_models", "named_in_models", "models_module")
@@ -93,19 +97,16 @@ def beginning(node):
     return node.value if isinstance(node, ast.Constant) else ""
 
 
-def imported(tree, path, package="selfattn"):
-    """Yield the lines of a file's imports of its own package, and the packages or files within that they name."""
-    for line, name in imports(tree, path, package):
-        if name.startswith(f"{package}."):
-            yield line, name.split(".")[1]
-
-
 def upward(text, inside, package, heights):
-    """Yield what a file imports from a floor above its own; without a height of its own a file is on the ground."""
-    own = inside.parts[0].removesuffix(".py")
-    for line, name in imported(parsed(text), inside, package):
-        if own != ROOF and heights.get(name, 0) > heights.get(own, 0):
-            yield f"{package}/{inside}:{line}: {own} imports {name}, which is on a higher floor"
+    """Yield what a file imports from a floor above its own.
+
+    The package's `__init__`, which imports from all floors, is on the highest, with the commands.
+    """
+    own, highest = inside.parts[0].removesuffix(".py"), max(heights.values())
+    for line, full in imports(parsed(text), inside, package):
+        _, name, *_ = [*full.split("."), ""]
+        if own != ROOF and full.partition(".")[0] == package and heights.get(name, highest) > heights[own]:
+            yield f"{package}/{inside}:{line}: {own} imports {name or package}, which is on a higher floor"
 
 
 def files(folder):
@@ -139,6 +140,12 @@ def test_no_import_goes_up(package):
     ("text", "place", "names"),
     [
         ("from selfattn import nn\nfrom selfattn.text import x", "selfattn/engine/a.py", ["nn"]),
+        ("import selfattn as sa", "selfattn/nn/a.py", ["selfattn"]),
+        ("from selfattn import softmax", "selfattn/views/a.py", ["softmax"]),
+        ("import selfattn as sa", "selfattn/cli/a.py", []),
+        ("def f():\n    from .. import __version__", "selfattn/nn/a.py", ["__version__"]),
+        ("import selfattn_models as models", "selfattn_models/search/a.py", ["selfattn_models"]),
+        ("import selfattn as sa", "selfattn_models/search/a.py", []),
         ("def f():\n    import selfattn.views.page", "selfattn/training/a.py", ["views"]),
         ("from ..cli import app", "selfattn/views/a.py", ["cli"]),
         ("from .x import cli", "selfattn/views/a.py", []),

@@ -223,7 +223,7 @@ static void enter(const sa_pass *p, ptrdiff_t t) {
         sa_kernels_for(e->f64)->look_up(e->table, e->token_type_row, positions, e->ids + start, length, e->d, entered);
     }
     if (e->table_factor != 0) {
-        sa_kernels_for(e->f64)->spread(entered, e->table_factor, 1, length * e->d, entered);
+        sa_kernels_for(e->f64)->repeat_scaled(entered, e->table_factor, 1, length * e->d, entered);
     }
     if (e->embedding_norm.weight != NULL) {
         add_norm(p, &e->embedding_norm, row,
@@ -252,11 +252,11 @@ static void norm_rows(const sa_pass *p, ptrdiff_t t, int which, int scaled, sa_n
     add_norm(p, &norm, row, n);
 }
 
-static void norm_x(const sa_pass *p, ptrdiff_t t) {
+static void norm_before_attention(const sa_pass *p, ptrdiff_t t) {
     norm_rows(p, t, SA_ATTENTION_NORM, SA_SCALED, (sa_norm_rows){.x = p->f.array[SA_X], .y = p->f.array[SA_NORMED]});
 }
 
-static void norm_s(const sa_pass *p, ptrdiff_t t) {
+static void norm_before_feed_forward(const sa_pass *p, ptrdiff_t t) {
     norm_rows(p, t, SA_FEED_FORWARD_NORM, SA_FEED_FORWARD_SCALED,
               (sa_norm_rows){.x = p->f.array[SA_S], .y = p->f.array[SA_NORMED_S]});
 }
@@ -266,7 +266,7 @@ static char *result_of_attention(const sa_pass *p) {
 }
 
 /* The product has written x + output(…) to SA_SCALED; without a product the heads are added here. */
-static void norm_attended(const sa_pass *p, ptrdiff_t t) {
+static void norm_after_attention(const sa_pass *p, ptrdiff_t t) {
     const bool product = sa_layer_of(p)->weight[SA_OUTPUT] != NULL;
     norm_rows(p, t, SA_ATTENTION_NORM, SA_SCALED,
               (sa_norm_rows){.x = p->f.array[product ? SA_SCALED : SA_X],
@@ -274,19 +274,19 @@ static void norm_attended(const sa_pass *p, ptrdiff_t t) {
                              .y = result_of_attention(p)});
 }
 
-static void norm_last(const sa_pass *p, ptrdiff_t t) {
+static void norm_after_feed_forward(const sa_pass *p, ptrdiff_t t) {
     norm_rows(p, t, SA_FEED_FORWARD_NORM, SA_FEED_FORWARD_SCALED,
               (sa_norm_rows){.x = p->f.array[SA_FEED_FORWARD_SCALED], .y = p->f.y});
 }
 
 /* The product has written output(…) to SA_POST_SCALED. */
-static void post_norm_attended(const sa_pass *p, ptrdiff_t t) {
+static void post_norm_attention(const sa_pass *p, ptrdiff_t t) {
     norm_rows(
         p, t, SA_ATTENTION_POST_NORM, SA_POST_SCALED,
         (sa_norm_rows){.x = p->f.array[SA_POST_SCALED], .residual = p->f.array[SA_X], .y = result_of_attention(p)});
 }
 
-static void post_norm_last(const sa_pass *p, ptrdiff_t t) {
+static void post_norm_feed_forward(const sa_pass *p, ptrdiff_t t) {
     norm_rows(p, t, SA_FEED_FORWARD_POST_NORM, SA_FEED_FORWARD_POST_SCALED,
               (sa_norm_rows){.x = p->f.array[SA_FEED_FORWARD_POST_SCALED], .residual = p->f.array[SA_S], .y = p->f.y});
 }
@@ -454,7 +454,7 @@ static void run_layer(sa_pass *p) {
     const ptrdiff_t norms = row_tasks(p);
     p->f = sa_frame_of(p);
     if (l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL) {
-        sa_run_phase(p, norms, norm_x, SA_BY_ROWS);
+        sa_run_phase(p, norms, norm_before_attention, SA_BY_ROWS);
     }
     multiply(p, SA_PROJECT, SA_BY_ROWS);
     if (p->e->cache.past != NULL) {
@@ -469,16 +469,16 @@ static void run_layer(sa_pass *p) {
         sa_run_phase(p, norms, copy_scaled, SA_BY_ROWS);
     }
     if (!l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL) {
-        sa_run_phase(p, norms, norm_attended, SA_BY_ROWS);
+        sa_run_phase(p, norms, norm_after_attention, SA_BY_ROWS);
     }
     if (l->weight[SA_ATTENTION_POST_NORM] != NULL) {
-        sa_run_phase(p, norms, post_norm_attended, SA_BY_ROWS);
+        sa_run_phase(p, norms, post_norm_attention, SA_BY_ROWS);
     }
     if (!sa_has_feed_forward(l)) {
         return;
     }
     if (l->norm_first && l->weight[SA_FEED_FORWARD_NORM] != NULL) {
-        sa_run_phase(p, norms, norm_s, SA_BY_ROWS);
+        sa_run_phase(p, norms, norm_before_feed_forward, SA_BY_ROWS);
     }
     if (l->weight[SA_GATE] != NULL) {
         /* If the next product is cut in the same way, a thread needs only its own gates. */
@@ -488,10 +488,10 @@ static void run_layer(sa_pass *p) {
     multiply(p, SA_PROJECT_UP, SA_BY_ROWS);
     multiply(p, SA_PROJECT_DOWN, SA_BY_ROWS);
     if (!l->norm_first && l->weight[SA_FEED_FORWARD_NORM] != NULL) {
-        sa_run_phase(p, norms, norm_last, SA_BY_ROWS);
+        sa_run_phase(p, norms, norm_after_feed_forward, SA_BY_ROWS);
     }
     if (l->weight[SA_FEED_FORWARD_POST_NORM] != NULL) {
-        sa_run_phase(p, norms, post_norm_last, SA_BY_ROWS);
+        sa_run_phase(p, norms, post_norm_feed_forward, SA_BY_ROWS);
     }
 }
 

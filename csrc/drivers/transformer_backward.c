@@ -11,14 +11,14 @@ static ptrdiff_t row_tasks(const sa_pass *p) { return sa_ceil_div(p->e->tokens, 
 
 /* ---- the output is every row of a sequence, or the mean of its rows, or one row ---------------------------------- */
 
-static void spread(const sa_pass *p, ptrdiff_t t) {
+static void leave_backward(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t start = sa_start_of(e, t), length = sa_length_of(e, t), row_bytes = sa_bytes(e, e->d);
     const bool each = e->pooling == SA_EACH_ROW;
     const char *from = (const char *)p->g->grad_out + (each ? start : t) * row_bytes;
     char *to = p->dy + start * row_bytes;
     if (e->pooling == SA_MEAN_ROW) {
-        sa_kernels_for(e->f64)->spread(from, 1 / (double)length, length, e->d, to);
+        sa_kernels_for(e->f64)->repeat_scaled(from, 1 / (double)length, length, e->d, to);
         return;
     }
     if (!each) {
@@ -327,7 +327,7 @@ static void table(const sa_pass *p, ptrdiff_t t) {
     }
     if (e->table_factor != 0) {
         char *own = (char *)p->g->table + from * row_bytes;
-        kernels->spread(own, e->table_factor, 1, (to - from) * e->d, own);
+        kernels->repeat_scaled(own, e->table_factor, 1, (to - from) * e->d, own);
     }
 }
 
@@ -355,7 +355,7 @@ static void run(void *call, int thread, int team) {
     p.thread = thread;
     p.team = team;
     p.scratch += (size_t)thread * p.plan->scratch_bytes;
-    sa_run_phase(&p, e->sequences, spread, SA_BY_ROWS);
+    sa_run_phase(&p, e->sequences, leave_backward, SA_BY_ROWS);
     if (e->final_norm.weight != NULL) {
         run_outer_norm(&p, SA_FINAL_NORM);
     }

@@ -30,7 +30,7 @@
     X(rotate_heads, __VA_ARGS__)                                                                                       \
     X(drop_rows, __VA_ARGS__)                                                                                          \
     X(column_sums, __VA_ARGS__)                                                                                        \
-    X(spread, __VA_ARGS__)                                                                                             \
+    X(repeat_scaled, __VA_ARGS__)                                                                                      \
     X(add_row, __VA_ARGS__)                                                                                            \
     X(fma_loop, __VA_ARGS__)
 #if defined(SA_WITH_TESTS)

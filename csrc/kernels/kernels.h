@@ -324,7 +324,7 @@ typedef struct {
     void (*rotate_heads)(const sa_rotary *t, void *x, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t width, bool back);
     void (*column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
                         double factor, void *to);
-    void (*spread)(const void *x, double factor, ptrdiff_t rows, ptrdiff_t d, void *to);
+    void (*repeat_scaled)(const void *x, double factor, ptrdiff_t rows, ptrdiff_t d, void *to);
     void (*add_row)(const void *x, ptrdiff_t d, void *to);
     void (*update[SA_UPDATE_KINDS])(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean,
                                     void *square, ptrdiff_t n);

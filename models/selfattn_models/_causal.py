@@ -252,8 +252,8 @@ class CausalModel(LanguageModel):
         ids = [self._fitting(chat, most) for chat in chats]
         for n, own in enumerate(ids):
             self._check_begin(own, f"chat {n}" if len(ids) > 1 else "the chat")
-        ends = self.stop_ids | self._ends_of_turns()
-        return self._answers(ids, [True] * len(ids), how, ends, [[]] * len(ids), prefixes)
+        stop_ids = self.stop_ids | self._turn_end_ids()
+        return self._answers(ids, [True] * len(ids), how, stop_ids, [[]] * len(ids), prefixes)
 
     def _fitting(self, messages: Any, most: int) -> Array:
         """Return the ids of a chat, without its oldest turns if there are more than ``most``."""
@@ -279,7 +279,7 @@ class CausalModel(LanguageModel):
             warn(f"{what}: its oldest {turns[first] - turns[0]} messages are left out")
         return kept
 
-    def _ends_of_turns(self) -> set[int]:
+    def _turn_end_ids(self) -> set[int]:
         """Return the special token that the template writes after what the model says.
 
         It may not be among `stop_ids`.
@@ -321,7 +321,7 @@ class CausalModel(LanguageModel):
         ids: list[Array],
         texts: list[bool],
         how: dict[str, Any],
-        ends: Iterable[int],
+        stop_ids: Iterable[int],
         before: Sequence[Any],
         prefixes: Sequence[Prefix] | None = None,
     ) -> Iterator[list[Any]]:
@@ -329,8 +329,8 @@ class CausalModel(LanguageModel):
 
         Arguments are checked at the call.
 
-        ``ends`` are the ids that end an answer, ``before`` the ids that the text of an answer continues, ``prefixes``
-        what is known of each sequence.
+        ``stop_ids`` end an answer, ``before`` are the ids that the text of an answer continues, ``prefixes`` what is
+        known of each sequence.
         """
         details, top, stop = (how.pop(name) for name in ("details", "logprobs", "stop"))
         if stops_of(stop) and self.tokenizer is None:
@@ -338,7 +338,7 @@ class CausalModel(LanguageModel):
         new, whole = (check_size(name, how.get(name, 1)) for name in ("max_new_tokens", "max_length"))
         longest = whole if "max_length" in how else max(map(len, ids)) + new
         decoder = self._decoder(min(longest, self.max_positions))
-        stops, stop_ids = Stops.of(stop, self.tokenizer), frozenset(ends)
+        stops, stop_ids = Stops.of(stop, self.tokenizer), frozenset(stop_ids)
         answers = []
         for own, text, given in zip(ids, texts, before, strict=True):
             wants_text = text or stops.given or (details and self.tokenizer is not None)
@@ -346,11 +346,11 @@ class CausalModel(LanguageModel):
             most = min(whole - len(own) if "max_length" in how else new, self.max_positions - len(own) + 1)
             answers.append(PartialAnswer(stream, text, stops, most, top))
 
-        def ended(i: int, new: int, logits: Array) -> bool:
+        def stops_at(i: int, new: int, logits: Array) -> bool:
             return answers[i].add(new, new in stop_ids, logits)
 
         prefix_decoder = None if prefixes is None else PrefixDecoder(decoder, prefixes)
-        how |= {"context": self.max_positions, "ends": ended, "stop_ids": stop_ids}
+        how |= {"context": self.max_positions, "stop_when": stops_at, "stop_ids": stop_ids}
         steps = generate(prefix_decoder or decoder, ids, **how)
 
         def pieces() -> Iterator[list[Any]]:
@@ -405,7 +405,7 @@ class Conversation:
         self.model, self.messages = model, messages
         self._prefix = Prefix()
         self._weights: tuple[object, int] | None = None  # those by which it has been computed
-        self._answers = False  # True while an answer is generated
+        self._is_answering = False  # True while an answer is generated
 
     @property
     def cached_tokens(self) -> int:
@@ -419,7 +419,7 @@ class Conversation:
 
     def _check_idle(self, messages: list[Any] | None = None) -> None:
         """Refuse a call while another one is answered, or that began before another one changed the messages."""
-        if self._answers:
+        if self._is_answering:
             raise RuntimeError(
                 "an answer of this conversation has not ended: iterate to its end, or close() it"
             )
@@ -502,7 +502,7 @@ def _kept(
         each._check_idle(chat[:-1])
     found = [""] * len(chats)
     for each in conversations:
-        each._answers = True
+        each._is_answering = True
     try:
         try:
             for step in pieces:
@@ -515,7 +515,7 @@ def _kept(
             each.messages += [chat[-1], {"role": "assistant", "content": text}]
     finally:
         for each in conversations:
-            each._answers = False
+            each._is_answering = False
 
 
 def state_of(model: CausalModel) -> tuple[object, int]:

@@ -11,16 +11,22 @@ from typing import Any
 
 import numpy as np
 
-import selfattn_models as models
 from selfattn import nn
 from selfattn.engine import if_missing, quoted
 from selfattn_models._pipeline import change_settings
 from selfattn_models._text_encoder import TextEncoder
 
 
+def load(folder: str | os.PathLike[str], dtype: str | None = None) -> Any:
+    """Load a model. The files of all families are imported here, as a model that is given needs none."""
+    from selfattn_models import loading
+
+    return loading.load(folder, dtype)
+
+
 def as_encoder(given: Any) -> Any:
     """Return an encoder of texts, given as a folder or as what ``models.load`` returned."""
-    model = models.load(given) if isinstance(given, str | os.PathLike) else given
+    model = load(given) if isinstance(given, str | os.PathLike) else given
     if not isinstance(model, TextEncoder | nn.EmbeddingModel):
         raise TypeError(f"{given} is a {type(model).__name__}, which makes no embeddings of texts")
     return model
@@ -58,7 +64,7 @@ def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
 @functools.lru_cache(maxsize=4)
 def _loaded(folder: Path, dtype: str | None, state: tuple[Any, ...]) -> Any:
     """Load a model; ``state`` is that of its files."""
-    return as_encoder(models.load(folder, dtype))
+    return as_encoder(load(folder, dtype))
 
 
 def column(X: Any, one: str = "text", many: str = "texts") -> list[str]:

@@ -326,7 +326,7 @@ def stops_of(stop: Any) -> tuple[str, ...]:
 
 def whole_answers(pieces: Iterator[list[Any]], alone: bool) -> Any:
     """Return the whole answers: a text, an array of ids, or an :class:`Answer`."""
-    steps = list(pieces)  # CPython 3.11 leaks memory if an iterator raises while it is spread
+    steps = list(pieces)  # CPython 3.11 leaks memory if an iterator raises while it is unpacked
     results = steps[-1]
     if not isinstance(results[0], Answer):
         results = [

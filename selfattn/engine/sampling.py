@@ -164,10 +164,10 @@ def log_probabilities(logits: Array, new: int, most: int) -> tuple[float, Array,
 
 
 class Sampler:
-    """Draws the tokens of one sequence, which one of ``ends`` may end."""
+    """Draws the tokens of one sequence, which one of ``stop_ids`` may end."""
 
-    def __init__(self, how: Sampling, prompt: Array, seed: int, ends: Collection[int] = ()) -> None:
-        self.how, self.prompt, self.ends = how, prompt.tolist(), list(ends)
+    def __init__(self, how: Sampling, prompt: Array, seed: int, stop_ids: Collection[int] = ()) -> None:
+        self.how, self.prompt, self.stop_ids = how, prompt.tolist(), list(stop_ids)
         self.ids = list(self.prompt)
         self.plain = how[len(DRAWING) :] == Sampling()[len(DRAWING) :]
         self.rng = np.random.default_rng(seed) if how.temperature > 0 else None
@@ -189,9 +189,9 @@ class Sampler:
         else:
             p = probabilities(logits, self.how)
             possible = np.flatnonzero(p)
-            ends = np.cumsum(p[possible])
-            place = np.searchsorted(ends, self.rng.random() * ends[-1], side="right")
-            found = int(possible[min(int(place), len(possible) - 1)])  # the product may round up to ends[-1]
+            sums = np.cumsum(p[possible])
+            place = np.searchsorted(sums, self.rng.random() * sums[-1], side="right")
+            found = int(possible[min(int(place), len(possible) - 1)])  # the product may round up to sums[-1]
         self.ids.append(found)
         return found
 
@@ -210,7 +210,7 @@ class Sampler:
             new, times = np.unique(ids[begin:], return_counts=True)
             x[new] -= how.presence_penalty + how.frequency_penalty * times
         if len(ids) - begin < how.min_new_tokens:
-            x[[n for n in self.ends if 0 <= n < len(x)]] = -np.inf
+            x[[n for n in self.stop_ids if 0 <= n < len(x)]] = -np.inf
         return x
 
 
@@ -223,7 +223,7 @@ def generate(
     stop_ids: Collection[int] = (),
     rng: Any = None,
     context: int | None = None,
-    ends: Callable[[int, int, Array], bool] | None = None,
+    stop_when: Callable[[int, int, Array], bool] | None = None,
     **how: Any,
 ) -> Iterator[list[int | None]]:
     """Generate tokens after prompts, one for each at a time; arguments are checked at the call.
@@ -231,7 +231,7 @@ def generate(
     Prompts are vectors of ids, none empty; the caller checks that the ids are in the vocabulary. :func:`sampling`
     takes ``how``, and :func:`seeds` takes ``rng``. A sequence ends after ``max_new_tokens`` or, if ``max_length`` is
     given, after that many tokens with its prompt; after one of ``stop_ids`` or after a token for which
-    ``ends(sequence, id, logits)``, with the decoder's logits, is true (these tokens are yielded too); or, with a
+    ``stop_when(sequence, id, logits)``, with the decoder's logits, is true (these tokens are yielded too); or, with a
     UserWarning, when the ``context``, the most tokens that the decoder takes, is full.
 
     Each item is a list of the new id of each prompt, None where a sequence has ended before; after the item in which
@@ -253,7 +253,7 @@ def generate(
         Sampler(checked, prompt, seed, stop_ids)
         for prompt, seed in zip(given, seeds(rng, len(given)), strict=True)
     ]
-    return _steps(decoder, given, samplers, most, frozenset(stop_ids), context, ends)
+    return _steps(decoder, given, samplers, most, frozenset(stop_ids), context, stop_when)
 
 
 def _prompt(number: int, prompt: Array, context: int | None) -> Array:
@@ -274,7 +274,7 @@ def _steps(
     most: list[int],
     stop_ids: frozenset[int],
     context: int | None,
-    ends: Callable[[int, int, Array], bool] | None,
+    stop_when: Callable[[int, int, Array], bool] | None,
 ) -> Iterator[list[int | None]]:
     cache = decoder.new_cache(len(prompts))
     running, entering = list(range(len(prompts))), prompts
@@ -287,8 +287,8 @@ def _steps(
                 new = step[i] = samplers[i].draw(logits[row])
             except ValueError as error:
                 raise ValueError(f"prompt {i}, new token {count}: {error}") from None
-            ended = ends is not None and ends(i, new, logits[row])
-            if ended or new in stop_ids or count == most[i]:
+            stopped = stop_when is not None and stop_when(i, new, logits[row])
+            if stopped or new in stop_ids or count == most[i]:
                 continue
             if context is not None and len(prompts[i]) + count > context:
                 full = f"the context of {context} tokens is full"

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-import selfattn as sa
 from selfattn._check import (
     Array,
     as_array,
@@ -21,6 +20,7 @@ from selfattn._check import (
     promoted,
 )
 from selfattn._docs import copy_doc
+from selfattn.functional import log_softmax, softmax
 from selfattn.functional._products import widened, widest
 from selfattn.nn.module import Module, Pullback
 
@@ -221,30 +221,30 @@ class CrossEntropyLoss(Loss):
                 f"{classes[wrong].flat[0]}"
             )
         index = np.where(counts, classes, 0).astype(np.intp)[..., None]
-        logs = sa.log_softmax(scores)
+        logs = log_softmax(scores)
         kind, smoothing = logs.dtype, self.label_smoothing
         weight = None if self.weight is None else self.weight.astype(kind, copy=False)
-        # `spread` (C,) has the target probability of every class, and `sure` is added to that of the target class.
+        # `base` (C,) has the target probability of every class, and `sure` is added to that of the target class.
         sure: Array = np.full(classes.shape, 1 - smoothing, kind)
         if weight is not None:
             sure = (1 - smoothing) * weight[index[..., 0]]
         sure = np.where(counts, sure, kind.type(0))
         losses = -_share(sure, _at(logs, index)[..., 0])
-        spread: Array | None = None
+        base: Array | None = None
         if smoothing:
-            spread = (np.ones(number, kind) if weight is None else weight) * kind.type(smoothing / number)
-            losses -= _share(spread, logs).sum(axis=-1)
+            base = (np.ones(number, kind) if weight is None else weight) * kind.type(smoothing / number)
+            losses -= _share(base, logs).sum(axis=-1)
         losses = np.where(counts, losses, kind.type(0))
         divisor = counts.sum() if weight is None else weight[index[..., 0]][counts].sum(dtype=np.float64)
 
         def slope(d: Array) -> Array:
             d = np.where(counts, d, kind.type(0))
-            total = sure if spread is None else sure + spread.sum()
-            dx = sa.softmax(scores)
+            total = sure if base is None else sure + base.sum()
+            dx = softmax(scores)
             dx[~counts] = 0  # NaN too
             dx *= (d * total)[..., None]
-            if spread is not None:
-                dx -= d[..., None] * spread
+            if base is not None:
+                dx -= d[..., None] * base
             np.put_along_axis(dx, index, _at(dx, index) - (d * sure)[..., None], axis=-1)
             return dx
 
@@ -260,10 +260,10 @@ class CrossEntropyLoss(Loss):
         # order="C", so that sums have the same order for every layout
         shares = wanted.astype(kind, order="C") * (1 - smoothing) + smoothing / number
         shares = shares if self.weight is None else shares * self.weight.astype(kind)
-        losses = -_share(shares, sa.log_softmax(scores)).sum(axis=-1)
+        losses = -_share(shares, log_softmax(scores)).sum(axis=-1)
 
         def slope(d: Array) -> Array:
-            dx: Array = sa.softmax(scores) * shares.sum(axis=-1, keepdims=True) - shares
+            dx: Array = softmax(scores) * shares.sum(axis=-1, keepdims=True) - shares
             dx *= d[..., None]
             return dx
 

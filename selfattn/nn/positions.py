@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import selfattn as sa
 from selfattn._check import (
     Array,
     Entries,
@@ -22,6 +21,7 @@ from selfattn._check import (
 )
 from selfattn._docs import copy_doc
 from selfattn.engine.rope import read_rope
+from selfattn.functional import apply_rotary_emb, apply_rotary_emb_vjp
 from selfattn.functional._products import widened
 from selfattn.nn import init
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
@@ -284,15 +284,13 @@ class RotaryEmbedding(Module):
             L is above ``max_len``, a position is not below it, or the width is not ``dim``.
         """
         x = as_sequence(x, self.dim, self.cos.dtype)
-        return sa.apply_rotary_emb(x, *self._tables(x, positions), self.interleaved)
+        return apply_rotary_emb(x, *self._tables(x, positions), self.interleaved)
 
     @copy_doc(forward)
     def vjp(self, x: npt.ArrayLike, positions: npt.ArrayLike | None = None) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, {})``, which rotates the gradient back."""
         x = as_sequence(x, self.dim, self.cos.dtype)
-        y, rotary_pullback = sa.apply_rotary_emb_vjp(
-            x, *self._tables(x, positions), self.interleaved, wrt="x"
-        )
+        y, rotary_pullback = apply_rotary_emb_vjp(x, *self._tables(x, positions), self.interleaved, wrt="x")
 
         def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
             (dx,) = rotary_pullback(check_gradient(dy, y))

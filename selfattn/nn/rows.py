@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-import selfattn as sa
 from selfattn import _core
 from selfattn._check import Array, as_input, check_gradient, check_number, check_size, layer_dtype, one_of
 from selfattn._docs import copy_doc
+from selfattn.functional import gelu, layer_norm, layer_norm_vjp, rms_norm, rms_norm_vjp
 from selfattn.functional._products import widened
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
 
@@ -115,7 +115,7 @@ class LayerNorm(Norm):
     eps: float
     bias: Array | None
 
-    _function, _function_vjp = staticmethod(sa.layer_norm), staticmethod(sa.layer_norm_vjp)
+    _function, _function_vjp = staticmethod(layer_norm), staticmethod(layer_norm_vjp)
     _names = ("weight", "bias")
 
     def __init__(
@@ -160,7 +160,7 @@ class RMSNorm(Norm):
     array([[0.8485, 1.1314]], dtype=float32)
     """
 
-    _function, _function_vjp = staticmethod(sa.rms_norm), staticmethod(sa.rms_norm_vjp)
+    _function, _function_vjp = staticmethod(rms_norm), staticmethod(rms_norm_vjp)
     _names = ("weight",)
 
     def __init__(
@@ -320,7 +320,7 @@ class GELU(Activation):
         self.approximate = one_of("approximate", approximate, ("none", "tanh"))
 
     def _apply(self, x: Array) -> Array:
-        return sa.gelu(x, self.approximate)
+        return gelu(x, self.approximate)
 
     def _back(self, x: Array, dy: Array) -> Array:
         return _core._gelu_backward(x, dy, self.approximate)

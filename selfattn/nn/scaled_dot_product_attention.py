@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import selfattn as sa
 from selfattn._check import FLOATS, Array, as_array, as_input, check_gradient, layer_dtype
 from selfattn._docs import copy_doc
+from selfattn.functional import scaled_dot_product_attention
 from selfattn.functional._gradients import sum_to_shape
 from selfattn.functional._products import widened
 from selfattn.nn._attention import PROJECTIONS, weighted_sum
@@ -187,7 +187,7 @@ def _attend(inputs: Inputs, masks: Masks) -> tuple[Array, Array, tuple[Array, Ar
     values: Array
     weights: Array
     if mask is None:
-        values, weights = sa.scaled_dot_product_attention(
+        values, weights = scaled_dot_product_attention(
             q, k, v, attn_mask, key_lengths=key_lengths, return_weights=True
         )
         return values, weights, None
@@ -195,11 +195,11 @@ def _attend(inputs: Inputs, masks: Masks) -> tuple[Array, Array, tuple[Array, Ar
     both = scored
     if attn_mask is not None and as_array("attn_mask", attn_mask).dtype != np.bool_:
         both = np.where(scored, attn_mask, -np.inf)
-    values, weights = sa.scaled_dot_product_attention(q, k, v, both, return_weights=True)
+    values, weights = scaled_dot_product_attention(q, k, v, both, return_weights=True)
     uniform = ~scored.any(axis=-1, keepdims=True)
     if uniform.any():
         # At width 0 all scores are equal.
-        alike = sa.scaled_dot_product_attention(q[..., :0], k[..., :0], v, open_pairs, return_weights=True)
+        alike = scaled_dot_product_attention(q[..., :0], k[..., :0], v, open_pairs, return_weights=True)
         values, weights = (np.where(uniform, a, x) for a, x in zip(alike, (values, weights), strict=True))
     return values, weights, (scored, open_pairs)
 
@@ -215,9 +215,7 @@ def _pairs(inputs: Inputs, masks: Masks) -> tuple[Array, Array]:
         finite = given != -np.inf
     # At width 0 all scores are 0, so every open pair has a weight.
     q, k, v = (np.empty((*x.shape[:-1], 0), np.float32) for x in inputs)
-    _, weights = sa.scaled_dot_product_attention(
-        q, k, v, finite, key_lengths=key_lengths, return_weights=True
-    )
+    _, weights = scaled_dot_product_attention(q, k, v, finite, key_lengths=key_lengths, return_weights=True)
     exist = weights > 0
     if mask is None:
         return exist, exist

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-import selfattn as sa
 from selfattn._check import Array, as_sequence, check_divisor, check_size, layer_dtype, one_of
 from selfattn._docs import copy_doc
+from selfattn.functional import (
+    additive_attention,
+    additive_attention_vjp,
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_vjp,
+)
 from selfattn.nn import init
 from selfattn.nn._attention import (
     ADDITIVE_OPTIONS,
@@ -150,9 +155,9 @@ class SelfAttention(Module):
         x = self._checked(x, options)
         if self.v is not None:
             arguments = self._additive_arguments(x)
-            return sa.additive_attention(*arguments, attn_mask=attn_mask, **options)  # type: ignore[no-any-return]
+            return additive_attention(*arguments, attn_mask=attn_mask, **options)  # type: ignore[no-any-return]
         q, k, v = self._project(x)
-        y: Array = sa.scaled_dot_product_attention(q, k, v, attn_mask, scale=self._scale(), **options)
+        y: Array = scaled_dot_product_attention(q, k, v, attn_mask, scale=self._scale(), **options)
         return y
 
     def _additive_arguments(self, x: Array) -> tuple[Any, ...]:
@@ -232,10 +237,10 @@ class SelfAttention(Module):
         attention_pullback: Any
         if self.v is not None:
             arguments = self._additive_arguments(x)
-            y, attention_pullback = sa.additive_attention_vjp(*arguments, attn_mask=attn_mask, **options)
+            y, attention_pullback = additive_attention_vjp(*arguments, attn_mask=attn_mask, **options)
         else:
             q, k, v = self._project(x)
-            read, attention_pullback = sa.scaled_dot_product_attention_vjp(
+            read, attention_pullback = scaled_dot_product_attention_vjp(
                 q, k, v, attn_mask, scale=self._scale(), **options
             )
             y = read.copy()  # the caller may change what is returned
@@ -368,9 +373,9 @@ class SelfAttentionBlock(Module):
         options |= {"attn_mask": mask_for_heads(attn_mask), "key_lengths": key_lengths}
         attention_pullback: Any = None
         if keep:
-            attended, attention_pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **options)
+            attended, attention_pullback = scaled_dot_product_attention_vjp(q, k, v, **options)
         else:
-            attended = sa.scaled_dot_product_attention(q, k, v, **options)
+            attended = scaled_dot_product_attention(q, k, v, **options)
         y, norm_pullback = run(self.ln, keep, x + merge_heads(attended))
 
         def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:

@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-import selfattn
-from selfattn import reference
+from selfattn import _drawing, reference
 from selfattn._check import Array, as_array, float_dtype
 from selfattn.reference.call import Call
 
@@ -124,10 +123,10 @@ class NotebookPage:
     """The base of steps that a notebook shows as a page."""
 
     def _repr_html_(self) -> str | None:
-        return selfattn._render("html", self)
+        return _drawing.draw("html", self)
 
     def _repr_svg_(self) -> str | None:
-        return selfattn._render("svg", self)
+        return _drawing.draw("svg", self)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

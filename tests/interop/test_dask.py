@@ -182,6 +182,6 @@ def test_shares_are_the_batch():
 def test_another_version_is_refused(monkeypatch):
     x = da.ones((4, 2), chunks=(2, 2))
     out = interop.scaled_dot_product_attention(x, x, x)
-    monkeypatch.setattr(sa, "__version__", "0.0.9")
+    monkeypatch.setattr("selfattn.interop.dask.workers.__version__", "0.0.9")
     with pytest.raises(RuntimeError, match=r"a worker has selfattn 0.0.9, and the client 0.1.0"):
         out.compute(scheduler="sync")

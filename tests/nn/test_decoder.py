@@ -389,9 +389,9 @@ SETTINGS = {
     ties=st.booleans(),
     prompt=st.integers(1, 6),
     new=st.integers(0, 5),
-    ends=ids(2),
+    stop_ids=ids(2),
 )
-def test_what_may_be_drawn_is_what_transformers_leaves(how, seed, ties, prompt, new, ends):
+def test_what_may_be_drawn_is_what_transformers_leaves(how, seed, ties, prompt, new, stop_ids):
     """Probabilities equal those after Transformers' processors with the same settings. The text so far repeats a few
     ids."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -403,14 +403,14 @@ def test_what_may_be_drawn_is_what_transformers_leaves(how, seed, ties, prompt, 
     if "min_new_tokens" in how:
         said["min_length"] = prompt + how["min_new_tokens"]  # as `generate` says
     config = transformers.GenerationConfig(**said)
-    config._eos_token_tensor = torch.tensor(ends) if ends else None
+    config._eos_token_tensor = torch.tensor(stop_ids) if stop_ids else None
     owner = transformers.GenerationMixin()
     owner.config = transformers.PretrainedConfig()
     tokens = torch.tensor(seen)[None]
     chain = owner._get_logits_processor(config, prompt, tokens[:, :prompt], device="cpu")
     expected = torch.softmax(chain(tokens, torch.tensor(x, dtype=torch.float64)[None]), -1)[0].numpy()
 
-    sampler = Sampler(sampling(**how), seen[:prompt], seed, ends)
+    sampler = Sampler(sampling(**how), seen[:prompt], seed, stop_ids)
     sampler.ids += seen[prompt:].tolist()
     processed = sampler.process(x.astype(np.float64))
     if not np.isfinite(processed.max()):  # nothing can be drawn
@@ -504,15 +504,15 @@ def test_a_sequence_ends_at_a_stop_id_or_when_asked():
     assert found[0] == whole[0][: whole[0].index(stop) + 1]
     seen, counted = [], itertools.count()
 
-    def ends(i, new, _):
+    def stops(i, new, _):
         seen.append((i, new))
         return i == 1 and next(counted) == 2
 
-    steps = list(generate(Hashing(), PROMPTS, max_new_tokens=10, ends=ends))
+    steps = list(generate(Hashing(), PROMPTS, max_new_tokens=10, stop_when=stops))
     assert tokens(steps) == [whole[0], whole[1][:3], whole[2]]
     assert [new for i, new in seen if i == 1] == whole[1][:3]
     assert all(step[1] is None for step in steps[3:])
-    assert len(list(generate(Hashing(), PROMPTS[:1], max_new_tokens=10, ends=lambda *_: True))) == 1
+    assert len(list(generate(Hashing(), PROMPTS[:1], max_new_tokens=10, stop_when=lambda *_: True))) == 1
 
 
 def test_the_context_ends_a_sequence_with_a_warning():

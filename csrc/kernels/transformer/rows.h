@@ -305,7 +305,7 @@ SA_KERNEL void FN(column_sums)(const void *x, const void *times, ptrdiff_t rows,
 }
 
 /* to[r] = factor·x */
-SA_KERNEL void FN(spread)(const void *x, double factor, ptrdiff_t rows, ptrdiff_t d, void *to) {
+SA_KERNEL void FN(repeat_scaled)(const void *x, double factor, ptrdiff_t rows, ptrdiff_t d, void *to) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
         for (ptrdiff_t i = 0; i < d; ++i) {
             ((real *)to)[r * d + i] = ((const real *)x)[i] * (real)factor;

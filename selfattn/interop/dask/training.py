@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-import selfattn
 from selfattn._check import Array, check_size, seed_from_rng
 from selfattn._extras import import_extra
+from selfattn._version import __version__
 from selfattn.interop.dask.workers import on_worker, tree
 from selfattn.nn import add_gradients
 from selfattn.random import TorchGenerator
@@ -98,7 +98,7 @@ class reducer:  # noqa: N801 # a function for users
     def _submit(self, worker: str | None, function: Any, *arguments: Any) -> Any:
         """Submit a task to a worker, or to another if that one dies."""
         where: dict[str, Any] = {"workers": [worker], "allow_other_workers": True} if worker else {}
-        return self.client.submit(function, selfattn.__version__, *arguments, pure=False, **where)
+        return self.client.submit(function, __version__, *arguments, pure=False, **where)
 
 
 def _items(batch: Any) -> int:

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import selfattn
 from selfattn._extras import import_extra
+from selfattn._version import __version__
 
 dask: Any = import_extra("dask", "dask")
 _limited = threading.local()  # OpenMP's limit is that of a thread
@@ -20,8 +20,8 @@ def on_worker(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(version: str, *arguments: Any) -> Any:
-        if version != selfattn.__version__:
-            raise RuntimeError(f"a worker has selfattn {selfattn.__version__}, and the client {version}")
+        if version != __version__:
+            raise RuntimeError(f"a worker has selfattn {__version__}, and the client {version}")
         _follow_worker()
         return function(*arguments)
 
@@ -33,7 +33,7 @@ def task(function: Callable[..., Any], *arguments: Any, results: int | None = No
 
     It is a Delayed object, which has as many parts as there are ``results``.
     """
-    return dask.delayed(function, pure=True, nout=results)(selfattn.__version__, *arguments)
+    return dask.delayed(function, pure=True, nout=results)(__version__, *arguments)
 
 
 def tree(combine: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
