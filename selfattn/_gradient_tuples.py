@@ -71,7 +71,7 @@ class AttentionGradients(SelectedGradients):
 
     Attributes
     ----------
-    query, key, value, attn_mask, alibi_slopes, sinks : ndarray or None
+    query, key, value, attn_mask, alibi_slopes, sinks, bias, offset_bias : ndarray or None
         Each has the shape and the dtype of the argument of that name (float64 for integers). With packed sequences
         ``attn_mask`` is a list.
 
@@ -88,7 +88,7 @@ class AttentionGradients(SelectedGradients):
     """
 
     __slots__ = ()
-    _fields = ("query", "key", "value", "attn_mask", "alibi_slopes", "sinks")
+    _fields = ("query", "key", "value", "attn_mask", "alibi_slopes", "sinks", "bias", "offset_bias")
 
     query: Array
     key: Array
@@ -96,6 +96,8 @@ class AttentionGradients(SelectedGradients):
     attn_mask: Any  # packed sequences have a list
     alibi_slopes: Array
     sinks: Array
+    bias: Array
+    offset_bias: Array
 
 
 class AdditiveGradients(NamedTuple):

@@ -7,20 +7,21 @@ al., "MPNet", 2020.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from selfattn.engine import Array
 from selfattn.engine.transformer import Transformer
+from selfattn.functional import relative_position_bias, relative_position_bias_vjp
 from selfattn.nn.module import Gradients
 from selfattn_models._classifier import TextClassifier
 from selfattn_models._folder import Config
 from selfattn_models._pretrained import Parameters
 from selfattn_models._text_encoder import TextEncoder
 
-BUCKETS, MOST_DISTANCE = 32, 128  # MPNet's number of buckets, and the distance at which they end
+BUCKETS = 32  # MPNet's
 
 
 class BertModel(TextEncoder):
@@ -159,7 +160,7 @@ class MPNetModel(RobertaModel):
     def _settings(self, p: Parameters, longest: int) -> Transformer:
         settings, table = super()._settings(p, longest), p.array(self.bias_table, BUCKETS, self.num_heads)
         # Each head has a number for every distance from 1 − longest to longest − 1; row i of the mask begins at −i.
-        line = np.ascontiguousarray(table[_buckets(longest)].T)
+        line = relative_position_bias(table, longest, longest)
         shape = (1, self.num_heads, longest, longest)
         strides = (0, line.strides[0], -line.itemsize, line.itemsize)
         mask = as_strided(line[:, longest - 1 :], shape, strides, writeable=False)
@@ -167,27 +168,13 @@ class MPNetModel(RobertaModel):
 
     def _mask_gradient(self, found: Gradients, dmask: Array) -> None:
         heads, longest, _ = dmask.shape
-        line = np.zeros((2 * longest - 1, heads), dmask.dtype)
+        table = self.arrays[self.bias_table]
+        _, pullback = relative_position_bias_vjp(table, longest, longest)
+        line = np.zeros((heads, 2 * longest - 1), dmask.dtype)
         for i in range(longest):
-            line[longest - 1 - i : 2 * longest - 1 - i] += dmask[:, i].T
-        grad = found.setdefault(self.bias_table, np.zeros_like(self.arrays[self.bias_table]))
-        np.add.at(grad, _buckets(longest), line)
-
-
-def _buckets(longest: int) -> Array:
-    """Return MPNet's bucket of every distance key − query, from 1 − longest on.
-
-    They are T5's in both directions: half of the buckets are for keys after the query. In each half the first half
-    are exact distances, the rest logarithmic up to 128, in float32 (Raffel et al., 2020, section 2.1).
-    """
-    distance = np.arange(1 - longest, longest)
-    half = BUCKETS // 2
-    exact, far = half // 2, np.abs(distance)
-    with np.errstate(divide="ignore"):
-        ratio = np.log(far.astype(np.float32) / np.float32(exact)) / np.float32(np.log(MOST_DISTANCE / exact))
-    large = exact + np.nan_to_num(ratio * np.float32(half - exact), neginf=0).astype(np.int64)
-    found: Any = np.where(distance > 0, half, 0) + np.where(far < exact, far, np.minimum(large, half - 1))
-    return np.asarray(found)
+            line[:, longest - 1 - i : 2 * longest - 1 - i] += dmask[:, i]
+        grad = found.setdefault(self.bias_table, np.zeros_like(table))
+        grad += pullback(line)
 
 
 class BertForSequenceClassification(TextClassifier, BertModel):

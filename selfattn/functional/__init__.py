@@ -19,6 +19,7 @@ from selfattn.functional.block_mask import BlockMask
 from selfattn.functional.checks import check_vjp
 from selfattn.functional.kv_cache import KVCache
 from selfattn.functional.merge import merge_attention, merge_attention_vjp
+from selfattn.functional.position_bias import relative_position_bias, relative_position_bias_vjp
 from selfattn.functional.rowops import (
     apply_rotary_emb,
     apply_rotary_emb_vjp,
@@ -57,6 +58,8 @@ __all__ = [
     "log_softmax_vjp",
     "merge_attention",
     "merge_attention_vjp",
+    "relative_position_bias",
+    "relative_position_bias_vjp",
     "rms_norm",
     "rms_norm_vjp",
     "scaled_dot_product_attention",

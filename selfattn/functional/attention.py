@@ -20,10 +20,10 @@ from selfattn.functional._gradients import gradient_array, gradient_dtype, sum_t
 from selfattn.functional._options import AttentionOptions, accept_options
 
 WRT = ("query", "key", "value")
-NAMES = AttentionGradients._fields
+NAMES = AttentionGradients._fields[:6]
 OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
 _BITS = {name: 1 << n for n, name in enumerate(NAMES)}
-_PER_HEAD = NAMES[4:]
+_PER_HEAD = NAMES[4:6]
 
 Pullback: TypeAlias = Callable[..., AttentionGradients]
 

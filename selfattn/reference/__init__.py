@@ -11,9 +11,10 @@ At its heart attention is four lines::
     output  = weights @ value                         # each row: a weighted mean of the values
 
 :func:`scaled_dot_product_attention` is those lines with every option; each line is a small function after it in
-`attention.py`. `rows.py` has the other operations of a Transformer, each about as long as its formula, `rows_vjp.py`
-their gradients, `dropout.py` the random numbers of dropout, `additive.py` Bahdanau's score, `varlen.py` packed
-sequences, `transformer.py` whole layers over them. `call.py` says which pairs a call of attention allows.
+`attention.py`, differentiated in `attention_vjp.py` and once more in `attention_jvp.py`. `rows.py` has the other
+operations of a Transformer, each about as long as its formula, `rows_vjp.py` their gradients, `dropout.py` the random
+numbers of dropout, `additive.py` Bahdanau's score, `varlen.py` packed sequences, `transformer.py` whole layers over
+them. `call.py` says which pairs a call of attention allows.
 
 Shape letters: ``...`` are leading (batch and head) dims, H the heads, L the queries, S the keys, E the
 width of a query and of a key, Ev the width of a value.
@@ -40,6 +41,10 @@ from selfattn._gradient_tuples import (
 )
 from selfattn.reference.additive import additive_attention, additive_attention_vjp
 from selfattn.reference.attention import merge_attention, scaled_dot_product_attention
+from selfattn.reference.attention_jvp import (
+    scaled_dot_product_attention_hvp,
+    scaled_dot_product_attention_jvp,
+)
 from selfattn.reference.attention_vjp import scaled_dot_product_attention_vjp
 from selfattn.reference.dropout import dropout_keep_mask, philox4x32
 from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, rms_norm, softmax
@@ -79,6 +84,8 @@ __all__ = [
     "rms_norm",
     "rms_norm_vjp",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_hvp",
+    "scaled_dot_product_attention_jvp",
     "scaled_dot_product_attention_vjp",
     "softmax",
     "softmax_vjp",

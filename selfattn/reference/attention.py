@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.reference.arrays import Array, convert
-from selfattn.reference.call import Call, attention_call
+from selfattn.reference.call import Call, attention_call, of_pairs
 
 
 @np.errstate(all="ignore")
@@ -39,7 +39,7 @@ def scaled_dot_product_attention(
 
     ::
 
-        scores  = scale * query @ key.T    # soft-capped; + ALiBi; + float mask; -inf where a mask forbids the pair
+        scores  = scale * query @ key.T    # soft-capped; + ALiBi, mask, biases; -inf where a pair is forbidden
         weights = softmax(scores)          # a sink adds to the denominator; dropout comes after it
         output  = weights @ value
 
@@ -83,7 +83,7 @@ class AttentionValues(NamedTuple):
 def attend(call: Call, scores: Array) -> AttentionValues:
     """Compute attention from the products of queries and keys, (..., L, S), or from other scores."""
     scaled = scaled_scores(scores, call.scale, call.softcap)
-    masked = masked_scores(scaled, call.allowed, call.bias, call.alibi_slopes, call.offset)
+    masked = masked_scores(scaled, call)
     weights, lse = attention_weights(masked, call.allowed, call.sinks)
     dropped = drop_weights(weights, call.keep, call.dropout_p)
     output = weighted_sum(dropped, call.value, call.allowed)
@@ -108,21 +108,25 @@ def scaled_scores(scores: Array, scale: float, softcap: float | None) -> Array:
     return scores
 
 
-def masked_scores(
-    scores: Array, allowed: Array, bias: Array | None, slopes: Array | None, offset: int
-) -> Array:
-    """Add ALiBi's distances and the float mask; then replace scores by -inf where ``allowed`` is False.
+def masked_scores(scores: Array, call: Call) -> Array:
+    """Add ALiBi's distances, the float mask or the bias, and that by offset; then forbid pairs.
 
-    ``bias`` (..., L, S) is the float mask; ``slopes`` (...,) belong to ALiBi; query i has the position of key i +
-    ``offset``. The forbidden scores are replaced, not added to: NaN + -inf would still be NaN.
+    A forbidden score is replaced by -inf, not added to it: NaN + -inf would still be NaN.
     """
-    if slopes is not None:
-        n_queries, n_keys = scores.shape[-2:]
-        distance = np.abs(np.arange(n_queries)[:, None] + offset - np.arange(n_keys)).astype(scores.dtype)
-        scores = scores - slopes[..., None, None] * distance
-    if bias is not None:
-        scores = scores + bias
-    return np.where(allowed, scores, scores.dtype.type(-np.inf))
+    if call.alibi_slopes is not None:
+        scores = scores - call.alibi_slopes[..., None, None] * distances(call)
+    if call.bias is not None:
+        scores = scores + call.bias
+    if call.offset_bias is not None:
+        scores = scores + of_pairs(call.offset_bias, *scores.shape[-2:])
+    return np.where(call.allowed, scores, scores.dtype.type(-np.inf))
+
+
+def distances(call: Call) -> Array:
+    """Return ``|i + offset - j|``, (L, S): query i has the position of key i + ``offset``."""
+    n_queries, n_keys = call.allowed.shape[-2:]
+    i, j = np.arange(n_queries)[:, None] + call.offset, np.arange(n_keys)
+    return np.asarray(np.abs(i - j), call.query.dtype)
 
 
 def attention_weights(scores: Array, allowed: Array, sinks: Array | None = None) -> tuple[Array, Array]:

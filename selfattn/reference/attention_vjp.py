@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from selfattn._gradient_tuples import AttentionGradients
 from selfattn.reference.arrays import Array, like
-from selfattn.reference.attention import attend, dot_products, drop_weights, weighted_sum
+from selfattn.reference.attention import attend, distances, dot_products, drop_weights, weighted_sum
 from selfattn.reference.call import attention_call
 
 
@@ -37,7 +37,8 @@ def scaled_dot_product_attention_vjp(
         dV    = dropped(P).T @ dO
         dP    = kept(dO @ V.T)                     # 0 where dropped, times 1 / (1 - p) elsewhere
         dS    = P * (dP - delta)                   # 0 for a forbidden pair
-        dmask = dS    dslope = -sum(dS * distance)    dsink = -exp(sink - lse) * delta
+        dmask = dbias = dS    doffset_bias = sums of dS along the diagonals
+        dslope = -sum(dS * distance)    dsink = -exp(sink - lse) * delta
         dS    = dS * (1 - (s / c)**2)              # the derivative of softcap, s the capped scores
         dQ    = scale * dS @ K                     dK = scale * dS.T @ Q
 
@@ -80,43 +81,45 @@ def scaled_dot_product_attention_vjp(
         )
         d_scores = np.where(call.allowed, weights * (d_weights - delta[..., None]), zero)
 
-        d_mask = d_scores if call.bias is not None else None
-        d_slopes = d_sinks = None
-        if call.alibi_slopes is not None:
-            n_queries, n_keys = d_scores.shape[-2:]
-            distance = np.abs(np.arange(n_queries)[:, None] + call.offset - np.arange(n_keys))
-            d_slopes = -(d_scores * distance).sum(axis=(-2, -1))
+        found = {"attn_mask": d_scores, "bias": d_scores, "offset_bias": sum_by_offset(d_scores)}
+        found["alibi_slopes"] = -(d_scores * distances(call)).sum(axis=(-2, -1))
         if call.sinks is not None:
             share = np.where(alive[..., 0], np.exp(call.sinks[..., None] - lse), zero)
-            d_sinks = -(share * delta).sum(axis=-1)
+            found["sinks"] = -(share * delta).sum(axis=-1)
         if call.softcap is not None:
             gain = 1 - (capped / compute.type(call.softcap)) ** 2
             d_scores = np.where(call.allowed, d_scores * gain, zero)
         factor = compute.type(call.scale)
         d_query = factor * weighted_sum(d_scores, call.key, call.allowed)
         d_key = factor * weighted_sum(d_scores.swapaxes(-1, -2), call.query, allowed_t)
-
-        if options.get("enable_gqa"):
-            d_key, d_value = (_of_key_heads(x, dx) for x, dx in ((key, d_key), (value, d_value)))
-        found: dict[str, tuple[Any, Array | None]] = {
-            "query": (query, d_query),
-            "key": (key, d_key),
-            "value": (value, d_value),
-            "attn_mask": (attn_mask, d_mask),
-            "alibi_slopes": (options.get("alibi_slopes"), d_slopes),
-            "sinks": (options.get("sinks"), d_sinks),
-        }
-        compute_dtype = options.get("compute_dtype")
-        return AttentionGradients(
-            **{name: like(x, dx, compute_dtype) for name, (x, dx) in found.items() if dx is not None}
-        )
+        found |= {"query": d_query, "key": d_key, "value": d_value}
+        return like_inputs(found, query=query, key=key, value=value, attn_mask=attn_mask, **options)
 
     out = output.astype(call.result_dtype, order="C")
     return ((out, lse) if return_lse else out), pullback
 
 
-def _of_key_heads(x: npt.ArrayLike, dx: Array) -> Array:
-    """Add up the gradients of all query heads that share a key head, (..., H, S, E) to (..., H_kv, S, E)."""
-    *lead, heads, rows, width = dx.shape
-    shared = np.shape(x)[-3]
-    return np.asarray(dx.reshape(*lead, shared, heads // max(shared, 1), rows, width).sum(axis=-3))
+def sum_by_offset(pairs: Array) -> Array:
+    """Sum (..., L, S) along its diagonals: (..., L + S - 1), the transpose of `of_pairs`; empty if L or S is 0."""
+    *lead, n_queries, n_keys = pairs.shape
+    sums = np.zeros((*lead, n_queries + n_keys - 1 if n_queries and n_keys else 0), pairs.dtype)
+    for i in range(n_queries):
+        start = n_queries - 1 - i
+        sums[..., start : start + n_keys] += pairs[..., i, :]
+    return sums
+
+
+def like_inputs(found: dict[str, Array], **inputs: Any) -> AttentionGradients:
+    """Return the gradients of the inputs that are given, in their shapes and dtypes."""
+    gradients = {}
+    for name in AttentionGradients._fields:
+        x = inputs.get(name)
+        if x is None or np.asarray(x).dtype == np.bool_:
+            continue
+        dx = found[name]
+        if inputs.get("enable_gqa") and name in ("key", "value"):  # query heads share a key head
+            *lead, heads, rows, width = dx.shape
+            shared = np.shape(x)[-3]
+            dx = dx.reshape(*lead, shared, heads // max(shared, 1), rows, width).sum(axis=-3)
+        gradients[name] = like(x, dx, inputs.get("compute_dtype"))
+    return AttentionGradients(**gradients)

@@ -27,7 +27,8 @@ class Call:
     scale: float
     softcap: float | None
     alibi_slopes: Array | None  # (...,)
-    bias: Array | None  # (..., L, S), the float mask
+    bias: Array | None  # (..., L, S), the float mask or the bias
+    offset_bias: Array | None  # (..., L + S - 1), by j - i + L - 1
     allowed: Array  # (..., L, S), bool: all masks combined
     sinks: Array | None  # (...,)
     keep: Array | None  # (..., L, S), bool: weights not dropped
@@ -53,6 +54,8 @@ def attention_call(
     sinks: npt.ArrayLike | None = None,
     key_lengths: npt.ArrayLike | None = None,
     block_mask: Any = None,
+    bias: npt.ArrayLike | None = None,
+    offset_bias: npt.ArrayLike | None = None,
     rng: Any = None,
     compute_dtype: npt.DTypeLike | None = None,
     first_head: int = 0,
@@ -83,12 +86,18 @@ def attention_call(
         allowed &= j < per_head(key_lengths, lead)[..., None, None]
     if block_mask is not None:
         allowed &= block_mask.to_dense(n_queries, n_keys)
-    bias = None
-    if attn_mask is not None:
-        mask = np.broadcast_to(attn_mask, allowed.shape)
-        if mask.dtype != np.bool_:
-            bias, mask = float_mask(mask, q.dtype), mask != -np.inf
-        allowed &= mask
+    added = None  # bias, beside which the mask is boolean, or the float mask
+    for given in (attn_mask, bias):
+        if given is not None:
+            mask = np.broadcast_to(given, allowed.shape)
+            if mask.dtype != np.bool_:
+                added, mask = finite_as_finite(mask, q.dtype), mask != -np.inf
+            allowed &= mask
+    by_offset = None
+    if offset_bias is not None:
+        numbers = np.asarray(offset_bias)
+        by_offset = finite_as_finite(np.broadcast_to(numbers, (*lead, numbers.shape[-1])), q.dtype)
+        allowed &= of_pairs(by_offset, n_queries, n_keys) != -np.inf
 
     keep = None
     if dropout_p > 0:
@@ -102,7 +111,8 @@ def attention_call(
         scale=float(scale),
         softcap=None if softcap is None else float(softcap),
         alibi_slopes=None if alibi_slopes is None else per_head(alibi_slopes, lead).astype(q.dtype),
-        bias=bias,
+        bias=added,
+        offset_bias=by_offset,
         allowed=allowed,
         sinks=None if sinks is None else per_head(sinks, lead).astype(q.dtype),
         keep=keep,
@@ -117,7 +127,13 @@ def per_head(x: npt.ArrayLike, lead: tuple[int, ...]) -> Array:
     return np.broadcast_to(x, lead or np.shape(x)).reshape(lead)
 
 
-def float_mask(mask: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert a float mask; its finite values stay finite."""
-    bias, limit = mask.astype(dtype), np.finfo(dtype).max
-    return np.where(np.isfinite(mask), np.clip(bias, -limit, limit), bias)
+def of_pairs(by_offset: Array, n_queries: int, n_keys: int) -> Array:
+    """Give each pair of a query i and a key j its number in (..., L + S - 1), that at j - i + L - 1."""
+    pairs: Array = by_offset[..., np.arange(n_keys) - np.arange(n_queries)[:, None] + n_queries - 1]
+    return pairs
+
+
+def finite_as_finite(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Convert a float mask or a bias; its finite values stay finite."""
+    converted, limit = x.astype(dtype), np.finfo(dtype).max
+    return np.where(np.isfinite(x), np.clip(converted, -limit, limit), converted)

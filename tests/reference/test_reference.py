@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 from before_tests import examples
+from drawn_attention import problems
 from drawn_transformers import drawn
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,8 @@ def attention_by_hand(
     alibi_slopes=None,
     sinks=None,
     key_lengths=None,
+    bias=None,
+    offset_bias=None,
     keep=None,
     dropout_p=0.0,
 ):
@@ -47,7 +50,9 @@ def attention_by_hand(
     lead = np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     n_queries, n_keys, width, v_width = query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1]
     query, key, value = (np.broadcast_to(x, lead + x.shape[-2:]) for x in (query, key, value))
-    mask = None if attn_mask is None else np.broadcast_to(attn_mask, (*lead, n_queries, n_keys))
+    pairs = (*lead, n_queries, n_keys)
+    mask, bias = (None if x is None else np.broadcast_to(x, pairs) for x in (attn_mask, bias))
+    by_offset = None if offset_bias is None else np.broadcast_to(offset_bias, (*lead, offset_bias.shape[-1]))
     given = (alibi_slopes, sinks, key_lengths)
     slopes, sinks, lengths = (None if x is None else np.broadcast_to(x, lead) for x in given)
     offset = n_keys - n_queries if causal == "lower_right" else 0
@@ -70,6 +75,11 @@ def attention_by_hand(
                     continue
                 if mask is not None and not (mask[head][i, j] > (0 if mask.dtype == bool else -math.inf)):
                     continue
+                added = [x[head][i, j] for x in (mask, bias) if x is not None and x.dtype != bool]
+                if by_offset is not None:  # the numbers begin with the last query's first key
+                    added.append(by_offset[head][j + n_queries - 1 - i])
+                if -math.inf in added:
+                    continue
                 pairs = zip(query[head][i], key[head][j], strict=True)
                 products = [scale * float(a) * float(b) for a, b in pairs]
                 score, size = math.fsum(products), sum(map(abs, products))
@@ -77,8 +87,8 @@ def attention_by_hand(
                     score = softcap * math.tanh(score / softcap)
                 if slopes is not None:
                     score, size = score - slopes[head] * abs(here - j), size + abs(slopes[head] * (here - j))
-                if mask is not None and mask.dtype != bool:
-                    score, size = score + mask[head][i, j], size + abs(mask[head][i, j])
+                for term in added:
+                    score, size = score + term, size + abs(term)
                 scores[j], largest = score, max(largest, size)
             terms = dict(scores)
             if sinks is not None and sinks[head] > -math.inf:
@@ -98,57 +108,6 @@ def attention_by_hand(
     # exp makes its absolute error relative, in the weight and in the denominator, a sum of S + 1 terms.
     tolerance = (2.0 * (width + 8) * largest + n_keys + 9) * EPS
     return output, lse, weights, tolerance
-
-
-def broadcast_shape(draw, shape):
-    """Draw a shape that broadcasts to `shape`: some axes 1, some leading axes left out."""
-    shape = [draw(st.sampled_from([1, n])) for n in shape]
-    return tuple(shape[draw(st.integers(0, len(shape))) :])
-
-
-@st.composite
-def problems(draw):
-    """Draw arrays and options of an attention call, in every legal combination."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    n_queries, n_keys = draw(st.integers(0, 5)), draw(st.integers(0, 6))
-    width, v_width = draw(st.integers(0, 4)), draw(st.integers(0, 3))
-    options = {}
-    lead = draw(st.sampled_from([(), (1,), (2,), (3, 2), (2, 1, 2)]))
-    if lead and draw(st.booleans()):
-        kv_lead, lead = lead, (*lead[:-1], lead[-1] * draw(st.integers(1, 3)))
-        options["enable_gqa"] = True
-        leads = [lead, kv_lead, kv_lead]
-    else:
-        leads = [broadcast_shape(draw, lead) for _ in range(3)]
-        lead = np.broadcast_shapes(*leads)
-    sizes = [(n_queries, width), (n_keys, width), (n_keys, v_width)]
-    arrays = [rng.normal(size=(*dims, *size)) for dims, size in zip(leads, sizes, strict=True)]
-
-    pairs = (*lead, n_queries, n_keys)
-    match draw(st.sampled_from(["no", "bool", "float"])):
-        case "bool":
-            options["attn_mask"] = rng.random(broadcast_shape(draw, pairs)) < 0.7
-        case "float":
-            mask = rng.normal(size=broadcast_shape(draw, pairs))
-            options["attn_mask"] = np.where(rng.random(mask.shape) < 0.7, mask, -np.inf)
-    if draw(st.booleans()):
-        options["is_causal"] = True
-    corners = [None, "upper_left"] + ["lower_right"] * ("is_causal" not in options)
-    options["causal"] = draw(st.sampled_from(corners))
-    if draw(st.booleans()):
-        options["window"] = tuple(draw(st.one_of(st.none(), st.integers(0, 4))) for _ in range(2))
-    if draw(st.booleans()):
-        options["softcap"] = draw(st.sampled_from([0.3, 5.0]))
-    if draw(st.booleans()):
-        options["scale"] = draw(st.sampled_from([-0.5, 0.0, 1.0]))
-    if draw(st.booleans()):
-        options["alibi_slopes"] = rng.normal(size=broadcast_shape(draw, lead))
-    if draw(st.booleans()):
-        sinks = rng.normal(size=broadcast_shape(draw, lead))
-        options["sinks"] = np.where(rng.random(sinks.shape) < 0.8, sinks, -np.inf)
-    if draw(st.booleans()):
-        options["key_lengths"] = rng.integers(0, n_keys, broadcast_shape(draw, lead), endpoint=True)
-    return arrays, options, draw(st.sampled_from([0.0, 0.0, 0.25, 1.0])), draw(st.integers(0, 2**64 - 1))
 
 
 @examples(400)

@@ -31,7 +31,7 @@ import selfattn as sa
 from selfattn import reference
 
 FIELDS = reference.AttentionGradients._fields
-PER_HEAD = FIELDS[4:]
+PER_HEAD = FIELDS[4:6]
 
 
 def everything(options):

@@ -22,7 +22,7 @@ ROWS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100
 KEYS = (1, 2, 3, 4, 5, 63, 64, 65, 128, 200, 1030)
 WIDTHS = (1, 3, 16, 20, 32, 33, 64, 80, 128)
 HEADS = ((1, 1), (2, 2), (3, 3), (4, 1), (6, 2), (8, 2))  # heads of queries and of keys
-PER_HEAD = sa.AttentionGradients._fields[4:]
+PER_HEAD = sa.AttentionGradients._fields[4:6]
 SMALL = 65  # the longest sequence of a named operation
 
 
