@@ -14,5 +14,4 @@
 #include "kernels/attention/load.h"
 #include "kernels/products/tiles.h"
 #include "kernels/attention/block.h"
-#include "kernels/attention/entries.h"
 #include "kernels/decode/rows.h"

@@ -10,7 +10,6 @@
 #include "kernels/attention/forward.h"
 #include "kernels/decode/decode.h"
 #include "kernels/attention/backward.h"
-#include "kernels/attention/entries.h"
 SA_ATTENTION_KERNELS(SA_ISA, NULL) /* there is no unit but multiply-adds */
 #include "kernels/rowops/forward.h"
 #include "kernels/rowops/backward.h"

@@ -1,5 +1,4 @@
-/* A call of the transformer: transformer_model.c and transformer_inputs.c read it from Python, transformer.c runs
-   it. */
+/* A call of the transformer: transformer_model.c reads the model from Python, transformer.c the inputs, and runs it. */
 #ifndef SA_PYTHON_TRANSFORMER_H
 #define SA_PYTHON_TRANSFORMER_H
 
@@ -45,13 +44,8 @@ static inline void *sa_transformer_own(sa_transformer_call *c, void *object) {
 
 static inline npy_intp sa_rows_of(const PyArrayObject *array) { return array == NULL ? 0 : PyArray_DIM(array, 0); }
 
-/* Reads and checks the model and what the call adds, into an empty call. */
+/* Reads and checks the model and what the call adds, into an empty call. One that fails must be released, too. */
 int sa_transformer_read_model(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *call);
-
-/* Reads and checks the model, what the call adds, then its inputs, into an empty call. cache: None, or (keys, values,
- * past). A call that fails must be released, too. */
-int sa_transformer_read(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *call, PyObject *inputs,
-                        PyObject *starts, PyObject *cache);
 
 void sa_transformer_release(sa_transformer_call *c);
 

@@ -27,14 +27,13 @@ from selfattn.engine.transformer import Ids, check_ids, pack, vectors
 from selfattn.engine.weights import multiply, refuse_gradients
 from selfattn.functional._products import linear, linear_backward, plain, widest
 from selfattn.nn import init
-from selfattn.nn._description import Description, check_layer, dropouts
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.inspection import InspectableModel
 from selfattn.nn.layers import Embedding, Linear
 from selfattn.nn.losses import CrossEntropyLoss
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, named_gradients
 from selfattn.nn.rows import LayerNorm
-from selfattn.nn.transformer_encoder import TransformerEncoderLayer
+from selfattn.nn.transformer_encoder import Description, TransformerEncoderLayer, check_layer, dropouts
 
 IGNORED = -100  # a target that the loss leaves out, as CrossEntropyLoss does by default
 STD = 0.02  # standard deviation of new weights

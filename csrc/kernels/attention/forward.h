@@ -546,7 +546,7 @@ SA_INLINE const sa_block *FN(begin_at_cell)(const sa_block *b, const FN(wide_sta
     return aligned;
 }
 
-/* ---- functions that the table's entries call (SA_ATTENTION_KERNELS in entries.h) --------------------------------- */
+/* ---- functions that the table's entries call (SA_ATTENTION_KERNELS in unit.h) ------------------------------------ */
 
 /* A partial result: maximum[rows], sum[rows], unnormalised output[rows][Dv]. */
 SA_KERNEL size_t FN(attention_partial)(const sa_attention *a, ptrdiff_t rows) {
