@@ -205,6 +205,13 @@ static int read_projection(void *call, PyObject *value, const sa_field *field, v
                : take_parameter(r, which, array, p.bias, field);
 }
 
+/* Reads a norm's record, and takes its weight. */
+static int take_norm(reading *r, PyObject *value, const sa_field *field, norm *n, PyArrayObject **weight) {
+    return sa_record_read(r->c->state, SA_NORM_RECORD, value, field->name, r, n) < 0
+               ? -1
+               : take_array(r, n->weight, field->of, "", field->name, weight);
+}
+
 static int read_norm(void *call, PyObject *value, const sa_field *field, void *to) {
     reading *r = call;
     const int which = parameter_of(r, to);
@@ -213,8 +220,7 @@ static int read_norm(void *call, PyObject *value, const sa_field *field, void *t
     if (value == Py_None) {
         return 0;
     }
-    if (sa_record_read(r->c->state, SA_NORM_RECORD, value, field->name, r, &n) < 0 ||
-        take_array(r, n.weight, field->of, "", field->name, &array) < 0) {
+    if (take_norm(r, value, field, &n, &array) < 0) {
         return -1;
     }
     r->l->eps[which] = n.eps;
@@ -468,8 +474,7 @@ static int read_outer_norm(void *call, PyObject *value, const sa_field *field, v
     if (value == Py_None) {
         return 0;
     }
-    if (sa_record_read(r->c->state, SA_NORM_RECORD, value, field->name, r, &n) < 0 ||
-        take_array(r, n.weight, field->of, "", field->name, &weight) < 0) {
+    if (take_norm(r, value, field, &n, &weight) < 0) {
         return -1;
     }
     const bool first = outer == &r->c->e.embedding_norm;

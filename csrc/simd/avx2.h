@@ -71,10 +71,7 @@ SA_VERB void vf32_store_bytes(uint8_t *p, vf32 a) {
     _mm_storel_epi64((__m128i *)(void *)p, _mm_packus_epi16(words, words));
 }
 SA_VERB vf32 vf32_power(vf32 t) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23)); }
-SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
-SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
-SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
-SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+SA_ORDER_VERBS_8(vf32)
 #define SA_HAS_TRANSPOSE 1
 SA_VERB void vf32_transpose(vf32 *a) {
     __m256 b[8];
@@ -123,10 +120,7 @@ SA_VERB mf64 vf64_bit(const uint32_t *w, int i) {
     return _mm256_castsi256_pd(_mm256_cvtepi32_epi64(set));
 }
 SA_VERB vf64 vf64_power(vf64 t) { return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(t), 52)); }
-SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); }
-SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
-SA_VERB vf64 vf64_even(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6); }
-SA_VERB vf64 vf64_odd(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7); }
+SA_ORDER_VERBS_4(vf64)
 SA_VERB vf64 vf64_sum_each(const vf64 *a) {
     const __m256d low = _mm256_hadd_pd(a[0], a[1]), high = _mm256_hadd_pd(a[2], a[3]);
     return _mm256_permute2f128_pd(low, high, 0x20) + _mm256_permute2f128_pd(low, high, 0x31);

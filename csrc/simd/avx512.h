@@ -54,18 +54,7 @@ SA_VERB void vf32_store_bytes(uint8_t *p, vf32 a) {
     _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 SA_VERB vf32 vf32_power(vf32 t) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23)); }
-SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) {
-    return SA_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-}
-SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) {
-    return SA_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-SA_VERB vf32 vf32_even(vf32 a, vf32 b) {
-    return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-}
-SA_VERB vf32 vf32_odd(vf32 a, vf32 b) {
-    return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-}
+SA_ORDER_VERBS_16(vf32)
 /* Shuffles inside quarters and then of quarters need no indices. */
 #define SA_HAS_SUM_EACH 1
 SA_VERB __m512 sa_add_quarters(__m512 a, __m512 b) {
@@ -181,10 +170,7 @@ SA_VERB mf64 vf64_bit(const uint32_t *w, int i) {
     return _mm256_test_epi32_mask(_mm256_loadu_si256((const __m256i *)w), _mm256_set1_epi32((int)(UINT32_C(1) << i)));
 }
 SA_VERB vf64 vf64_power(vf64 t) { return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(t), 52)); }
-SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
-SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
-SA_VERB vf64 vf64_even(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
-SA_VERB vf64 vf64_odd(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+SA_ORDER_VERBS_8(vf64)
 SA_VERB vf64 vf64_sum_each(const vf64 *a) {
     vf64 two[4], four[2];
     SA_UNROLL

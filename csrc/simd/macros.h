@@ -57,6 +57,30 @@
 #error "selfattn needs GCC 12 or later, or Clang: __builtin_shufflevector is missing"
 #endif
 
+/* The verbs that change the order of lanes, for vectors of type vf32 or vf64 with 2, 4, 8 or 16 lanes. */
+#define SA_ORDER_VERB(type, verb, ...)                                                                                 \
+    SA_VERB type type##_##verb(type a, type b) { return SA_SHUFFLE(a, b, __VA_ARGS__); }
+#define SA_ORDER_VERBS_2(type)                                                                                         \
+    SA_ORDER_VERB(type, zip_lo, 0, 2)                                                                                  \
+    SA_ORDER_VERB(type, zip_hi, 1, 3)                                                                                  \
+    SA_ORDER_VERB(type, even, 0, 2)                                                                                    \
+    SA_ORDER_VERB(type, odd, 1, 3)
+#define SA_ORDER_VERBS_4(type)                                                                                         \
+    SA_ORDER_VERB(type, zip_lo, 0, 4, 1, 5)                                                                            \
+    SA_ORDER_VERB(type, zip_hi, 2, 6, 3, 7)                                                                            \
+    SA_ORDER_VERB(type, even, 0, 2, 4, 6)                                                                              \
+    SA_ORDER_VERB(type, odd, 1, 3, 5, 7)
+#define SA_ORDER_VERBS_8(type)                                                                                         \
+    SA_ORDER_VERB(type, zip_lo, 0, 8, 1, 9, 2, 10, 3, 11)                                                              \
+    SA_ORDER_VERB(type, zip_hi, 4, 12, 5, 13, 6, 14, 7, 15)                                                            \
+    SA_ORDER_VERB(type, even, 0, 2, 4, 6, 8, 10, 12, 14)                                                               \
+    SA_ORDER_VERB(type, odd, 1, 3, 5, 7, 9, 11, 13, 15)
+#define SA_ORDER_VERBS_16(type)                                                                                        \
+    SA_ORDER_VERB(type, zip_lo, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)                                \
+    SA_ORDER_VERB(type, zip_hi, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)                          \
+    SA_ORDER_VERB(type, even, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)                               \
+    SA_ORDER_VERB(type, odd, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+
 /* Loops over tile rows and vectors must be unrolled: only then are accumulators registers. */
 #if defined(SA_PARTS_APART)
 #define SA_UNROLL

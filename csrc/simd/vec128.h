@@ -109,10 +109,7 @@ SA_VERB void vf32_store_bytes(uint8_t *p, vf32 a) {
     }
 }
 SA_VERB vf32 vf32_power(vf32 t) { return (vf32)((vu32)t << 23); }
-SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); }
-SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
-SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6); }
-SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7); }
+SA_ORDER_VERBS_4(vf32)
 /* 16 bits to float32: in a little-endian word the even element is low */
 #define SA_HAS_BF16_PAIRS (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
 SA_VERB vf32 vf32_even_bf16(const void *p) {
@@ -166,10 +163,7 @@ SA_VERB vf64 vf64_power(vf64 t) {
     typedef uint64_t bits __attribute__((vector_size(16)));
     return (vf64)((bits)t << 52);
 }
-SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2); }
-SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3); }
-SA_VERB vf64 vf64_even(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2); }
-SA_VERB vf64 vf64_odd(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3); }
+SA_ORDER_VERBS_2(vf64)
 
 #define SA_U32_LANES 4
 SA_VERB vu32 vu32_load(const uint32_t *p) {

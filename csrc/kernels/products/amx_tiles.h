@@ -321,22 +321,26 @@ typedef struct {
         right_now = (b);                                                                                               \
     }
 
+/* Loads or stores the tiles that hold C. */
+#define SA_EACH_RESULT(move)                                                                                           \
+    move(0, c, c_bytes);                                                                                               \
+    if (lane_tiles == 2) {                                                                                             \
+        move(1, c + SA_LANES, c_bytes);                                                                                \
+    }                                                                                                                  \
+    if (row_tiles == 2) {                                                                                              \
+        move(2, c_low, c_bytes);                                                                                       \
+    }                                                                                                                  \
+    if (row_tiles == 2 && lane_tiles == 2) {                                                                           \
+        move(3, c_low + SA_LANES, c_bytes);                                                                            \
+    }
+
 /* c[row_tiles·16][lane_tiles·16], rows c_bytes apart, = left·right, or += left·right. Small terms are added first. */
 SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, const int left_terms,
                                const int right_terms, const int orders, const int row_tiles, const int lane_tiles) {
     real *c_low = (void *)((char *)c + SA_TILE_ROWS * c_bytes);
     SA_TILE_FENCE();
     if (o->adds) {
-        SA_TILE_LOAD(0, c, c_bytes);
-        if (lane_tiles == 2) {
-            SA_TILE_LOAD(1, c + SA_LANES, c_bytes);
-        }
-        if (row_tiles == 2) {
-            SA_TILE_LOAD(2, c_low, c_bytes);
-        }
-        if (row_tiles == 2 && lane_tiles == 2) {
-            SA_TILE_LOAD(3, c_low + SA_LANES, c_bytes);
-        }
+        SA_EACH_RESULT(SA_TILE_LOAD)
     } else {
         SA_TILE_ZERO(0);
         SA_TILE_ZERO(1);
@@ -353,19 +357,11 @@ SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, 
         SA_TERM(2, 0)
         SA_TERM(0, 0)
     }
-    SA_TILE_STORE(0, c, c_bytes);
-    if (lane_tiles == 2) {
-        SA_TILE_STORE(1, c + SA_LANES, c_bytes);
-    }
-    if (row_tiles == 2) {
-        SA_TILE_STORE(2, c_low, c_bytes);
-    }
-    if (row_tiles == 2 && lane_tiles == 2) {
-        SA_TILE_STORE(3, c_low + SA_LANES, c_bytes);
-    }
+    SA_EACH_RESULT(SA_TILE_STORE)
     SA_TILE_FENCE();
 }
 #undef SA_TERM
+#undef SA_EACH_RESULT
 
 #define SA_PRODUCT(left, right, orders)                                                                                \
     SA_LEAF void FN(product_##left##right##orders##1)(const FN(operands) * o, real * c, size_t c_bytes) {              \

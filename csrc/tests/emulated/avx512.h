@@ -71,10 +71,6 @@ EMU_REALS(unpacklo)
 EMU_REALS(unpackhi)
 EMU_INTS(unpacklo_epi16)
 EMU_INTS(unpackhi_epi16)
-EMU_INTS(unpacklo_epi32)
-EMU_INTS(unpackhi_epi32)
-EMU_INTS(unpacklo_epi64)
-EMU_INTS(unpackhi_epi64)
 EMU_INTS(shuffle_epi8)
 EMU_INTS(add_epi32)
 EMU_INTS(sub_epi32)
@@ -118,12 +114,6 @@ EMU __m512i _mm512_castpd_si512(__m512d a) { return (__m512i)a; }
 
 EMU __m512i _mm512_cvtepu8_epi32(__m128i a) {
     return ((emu_bits){.half_si = {_mm256_cvtepu8_epi32(a), _mm256_cvtepu8_epi32(_mm_srli_si128(a, 8))}}).si;
-}
-EMU __m512i _mm512_castsi256_si512(__m256i a) { return ((emu_bits){.half_si = {a}}).si; }
-EMU __m512i _mm512_inserti64x4(__m512i a, __m256i b, int half) {
-    emu_bits r = {.si = a};
-    r.half_si[half] = b;
-    return r.si;
 }
 
 EMU __m512 _mm512_setzero_ps(void) { return (__m512){0}; }
