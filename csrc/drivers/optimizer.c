@@ -56,7 +56,8 @@ static void run_piece(const sa_update *u, ptrdiff_t t) {
     sa_kernels_for(array->f64)
         ->update[u->kind](&s, (char *)array->parameter + at, (const char *)array->gradient + at,
                           array->mean ? (char *)array->mean + at : NULL,
-                          array->square ? (char *)array->square + at : NULL, sa_smaller(left, SA_UPDATE_PIECE));
+                          array->square ? (char *)array->square + at : NULL,
+                          array->peak ? (char *)array->peak + at : NULL, sa_smaller(left, SA_UPDATE_PIECE));
 }
 
 /* Iterations are independent: a piece writes its own elements. */

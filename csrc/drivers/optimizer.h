@@ -13,6 +13,7 @@ typedef struct {
     const void *gradient;
     void *mean;   /* Adam's exp_avg, SGD's momentum_buffer (NULL without momentum; not read at step 1) */
     void *square; /* Adam's exp_avg_sq */
+    void *peak;   /* its largest values so far, max_exp_avg_sq of AMSGrad; else NULL */
 } sa_update_array;
 
 typedef struct {

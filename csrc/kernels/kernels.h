@@ -327,7 +327,7 @@ typedef struct {
     void (*repeat_scaled)(const void *x, double factor, ptrdiff_t rows, ptrdiff_t d, void *to);
     void (*add_row)(const void *x, ptrdiff_t d, void *to);
     void (*update[SA_UPDATE_KINDS])(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean,
-                                    void *square, ptrdiff_t n);
+                                    void *square, void *peak, ptrdiff_t n);
     double (*fma_loop)(ptrdiff_t rounds); /* for benchmarks */
 #if defined(SA_WITH_TESTS)
     void (*exp2_array)(const void *x, void *y, ptrdiff_t n);

@@ -3,6 +3,7 @@
 #include "python/binding.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "drivers/elements.h"
 #include "drivers/optimizer.h"
@@ -11,8 +12,21 @@
 
 /* Lists of equal length, or None for moments that the optimiser does not have. They are read as tuples, which own the
  * arrays, because another thread may change the lists meanwhile. */
-enum { PARAMETERS, GRADIENTS, MEANS, SQUARES, STEPS, TARGETS, LISTS };
-static const char *const names[STEPS] = {"parameters", "gradients", "means", "squares"};
+enum { PARAMETERS, GRADIENTS, MEANS, SQUARES, PEAKS, STEPS, TARGETS, LISTS };
+static const char *const names[STEPS] = {"parameters", "gradients", "means", "squares", "peaks"};
+
+/* Parameters that share their settings, and what the call gives back when it ends. */
+typedef struct {
+    sa_update update;
+    sa_update_array *arrays;
+    sa_elements *targets; /* or NULL; ndim < 0: the parameter has no target */
+    PyObject *lists[LISTS];
+} update_group;
+
+typedef struct {
+    update_group *groups;
+    Py_ssize_t count;
+} step_call;
 
 /* Returns a borrowed array, of the type and size of `like`, if that is given. */
 static PyArrayObject *plain_array(PyObject *tuple, const char *name, Py_ssize_t i, PyArrayObject *like, bool written) {
@@ -55,7 +69,8 @@ static int read_array(sa_update_array *a, Py_ssize_t i, PyObject *const *lists) 
                            .parameter = data[PARAMETERS],
                            .gradient = data[GRADIENTS],
                            .mean = data[MEANS],
-                           .square = data[SQUARES]};
+                           .square = data[SQUARES],
+                           .peak = data[PEAKS]};
     /* only an int, as any other __index__ runs Python, which could free the arrays */
     PyObject *step = i < PyTuple_GET_SIZE(lists[STEPS]) ? PyTuple_GET_ITEM(lists[STEPS], i) : Py_None;
     a->step = PyLong_Check(step) ? PyLong_AsLongLong(step) : 0;
@@ -89,18 +104,15 @@ static int read_elements(sa_elements *x, PyObject *value, const char *name, Py_s
     return 0;
 }
 
-typedef struct {
-    sa_update *update;
-    sa_elements *targets; /* or NULL; ndim < 0: the parameter has no target */
-} step_call;
-
 static sa_status compute(void *call, char *scratch, char *shared) {
     (void)scratch, (void)shared;
     const step_call *c = call;
-    sa_update_run(c->update, sa_get_num_threads());
-    for (ptrdiff_t i = 0; c->targets != NULL && i < c->update->count; ++i) {
-        if (c->targets[i].ndim >= 0) {
-            sa_elements_write(&c->targets[i], c->update->arrays[i].parameter);
+    for (update_group *g = c->groups; g < c->groups + c->count; ++g) {
+        sa_update_run(&g->update, sa_get_num_threads());
+        for (ptrdiff_t i = 0; g->targets != NULL && i < g->update.count; ++i) {
+            if (g->targets[i].ndim >= 0) {
+                sa_elements_write(&g->targets[i], g->arrays[i].parameter);
+            }
         }
     }
     return SA_OK;
@@ -123,63 +135,6 @@ static int read_target(sa_elements *target, Py_ssize_t i, PyObject *const *lists
                    f64 == (target->array.dtype == SA_F64)
                ? 0
                : sa_error(PyExc_TypeError, "targets[%zd] must have the shape of the parameter, and its precision", i);
-}
-
-static PyObject *run_of_tuples(PyObject *module, sa_update *u, PyObject *const *lists) {
-    if (!(u->lr >= 0 && isfinite(u->lr) && u->weight_decay >= 0 && isfinite(u->weight_decay))) {
-        PyObject *given = Py_BuildValue("(dd)", u->lr, u->weight_decay);
-        if (given != NULL) {
-            PyErr_Format(PyExc_ValueError, "lr and weight_decay must be at least 0 and finite, not %R", given);
-            Py_DECREF(given);
-        }
-        return NULL;
-    }
-    const Py_ssize_t count = PyTuple_GET_SIZE(lists[PARAMETERS]);
-    PyObject *result = NULL;
-    step_call c = {.update = u};
-    sa_update_array *arrays = sa_arena_take(module, (size_t)count * sizeof *arrays);
-    if (arrays == NULL ||
-        (lists[TARGETS] != Py_None && (c.targets = sa_arena_take(module, (size_t)count * sizeof *c.targets)) == NULL)) {
-        goto done;
-    }
-    npy_intp elements = 0;
-    for (Py_ssize_t i = 0; i < count; ++i) {
-        if (read_array(&arrays[i], i, lists) < 0 || (c.targets && read_target(&c.targets[i], i, lists) < 0)) {
-            goto done;
-        }
-        elements += arrays[i].n;
-    }
-    u->count = count;
-    u->arrays = arrays;
-    if (sa_run_job(module, &(sa_job){.small = elements < SA_SMALL_ELEMENTS, .compute = compute, .call = &c}) == 0) {
-        result = Py_NewRef(Py_None);
-    }
-done:
-    sa_arena_give(c.targets);
-    sa_arena_give(arrays);
-    return result;
-}
-
-static PyObject *run(PyObject *module, sa_update *u, PyObject *const *lists) {
-    PyObject *tuples[LISTS] = {NULL}, *result = NULL;
-    for (int n = 0; n < LISTS; ++n) {
-        if (PyList_Check(lists[n])) {
-            tuples[n] = PyList_AsTuple(lists[n]);
-        } else if (lists[n] == Py_None && (n == MEANS || n == SQUARES || n == TARGETS)) {
-            tuples[n] = Py_NewRef(Py_None);
-        } else {
-            PyErr_Format(PyExc_TypeError, "arrays and steps must come in lists");
-        }
-        if (tuples[n] == NULL) {
-            goto done;
-        }
-    }
-    result = run_of_tuples(module, u, tuples);
-done:
-    for (int n = 0; n < LISTS; ++n) {
-        Py_XDECREF(tuples[n]);
-    }
-    return result;
 }
 
 /* Python code of a number runs before arrays are read. */
@@ -209,19 +164,98 @@ static const sa_field update_fields[] = {
 };
 const sa_record sa_update_record = SA_RECORD("Update", update_fields);
 
+static int read_settings(PyObject *module, update_group *g, PyObject *given) {
+    sa_update *u = &g->update;
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 1 + LISTS) {
+        return sa_error(PyExc_TypeError, "a group must be a tuple of settings and %d lists", LISTS);
+    }
+    if (sa_record_read(sa_state_of(module), SA_UPDATE_RECORD, PyTuple_GET_ITEM(given, 0), "an update", NULL, u) < 0) {
+        return -1;
+    }
+    if (u->lr >= 0 && isfinite(u->lr) && u->weight_decay >= 0 && isfinite(u->weight_decay)) {
+        return 0;
+    }
+    PyObject *numbers = Py_BuildValue("(dd)", u->lr, u->weight_decay);
+    if (numbers != NULL) {
+        PyErr_Format(PyExc_ValueError, "lr and weight_decay must be at least 0 and finite, not %R", numbers);
+        Py_DECREF(numbers);
+    }
+    return -1;
+}
+
 /* Adam needs both moments. */
-static PyObject *update(PyObject *module, PyObject *args) {
-    PyObject *settings, *lists[LISTS] = {[TARGETS] = Py_None};
-    sa_update u;
-    if (!PyArg_UnpackTuple(args, "_update", 6, 7, &settings, &lists[PARAMETERS], &lists[GRADIENTS], &lists[MEANS],
-                           &lists[SQUARES], &lists[STEPS], &lists[TARGETS]) ||
-        sa_record_read(sa_state_of(module), SA_UPDATE_RECORD, settings, "an update", NULL, &u) < 0) {
+static int read_lists(update_group *g, PyObject *given) {
+    for (int n = 0; n < LISTS; ++n) {
+        PyObject *list = PyTuple_GET_ITEM(given, 1 + n);
+        if (PyList_Check(list)) {
+            g->lists[n] = PyList_AsTuple(list);
+        } else if (list == Py_None && (n == MEANS || n == SQUARES || n == PEAKS || n == TARGETS)) {
+            g->lists[n] = Py_NewRef(Py_None);
+        } else {
+            PyErr_Format(PyExc_TypeError, "arrays and steps must come in lists");
+        }
+        if (g->lists[n] == NULL) {
+            return -1;
+        }
+    }
+    return g->update.kind == SA_ADAM && (g->lists[MEANS] == Py_None || g->lists[SQUARES] == Py_None)
+               ? sa_error(PyExc_TypeError, "adam needs lists of means and of squares")
+               : 0;
+}
+
+/* Reads the arrays, and adds their elements to `elements`. */
+static int read_arrays(PyObject *module, update_group *g, npy_intp *elements) {
+    const Py_ssize_t count = PyTuple_GET_SIZE(g->lists[PARAMETERS]);
+    g->arrays = sa_arena_take(module, (size_t)count * sizeof *g->arrays);
+    if (g->arrays == NULL || (g->lists[TARGETS] != Py_None &&
+                              (g->targets = sa_arena_take(module, (size_t)count * sizeof *g->targets)) == NULL)) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        if (read_array(&g->arrays[i], i, g->lists) < 0 ||
+            (g->targets && read_target(&g->targets[i], i, g->lists) < 0)) {
+            return -1;
+        }
+        *elements += g->arrays[i].n;
+    }
+    g->update.count = count;
+    g->update.arrays = g->arrays;
+    return 0;
+}
+
+static PyObject *update(PyObject *module, PyObject *groups) {
+    step_call c = {.count = PyTuple_GET_SIZE(groups)};
+    PyObject *result = NULL;
+    npy_intp elements = 0;
+    c.groups = sa_arena_take(module, (size_t)c.count * sizeof *c.groups);
+    if (c.groups == NULL) {
         return NULL;
     }
-    if (u.kind == SA_ADAM && (lists[MEANS] == Py_None || lists[SQUARES] == Py_None)) {
-        return PyErr_Format(PyExc_TypeError, "adam needs lists of means and of squares");
+    memset(c.groups, 0, (size_t)c.count * sizeof *c.groups);
+    for (Py_ssize_t i = 0; i < c.count; ++i) {
+        if (read_settings(module, &c.groups[i], PyTuple_GET_ITEM(groups, i)) < 0) {
+            goto done;
+        }
     }
-    return run(module, &u, lists);
+    for (Py_ssize_t i = 0; i < c.count; ++i) {
+        if (read_lists(&c.groups[i], PyTuple_GET_ITEM(groups, i)) < 0 ||
+            read_arrays(module, &c.groups[i], &elements) < 0) {
+            goto done;
+        }
+    }
+    if (sa_run_job(module, &(sa_job){.small = elements < SA_SMALL_ELEMENTS, .compute = compute, .call = &c}) == 0) {
+        result = Py_NewRef(Py_None);
+    }
+done:
+    for (Py_ssize_t i = 0; i < c.count; ++i) {
+        sa_arena_give(c.groups[i].targets);
+        sa_arena_give(c.groups[i].arrays);
+        for (int n = 0; n < LISTS; ++n) {
+            Py_XDECREF(c.groups[i].lists[n]);
+        }
+    }
+    sa_arena_give(c.groups);
+    return result;
 }
 
 typedef struct {
@@ -301,7 +335,7 @@ static PyObject *are_plain(PyObject *module, PyObject *args) {
 
 PyMethodDef sa_update_methods[] = {
     {"_are_plain", are_plain, METH_VARARGS, "True if a step takes these parameters and gradients as they are."},
-    {"_update", update, METH_VARARGS, "One step of an optimiser over all parameters; selfattn.optim calls it."},
+    {"_update", update, METH_VARARGS, "One step of an optimiser over groups of parameters; selfattn.optim calls it."},
     {"_scale", scale, METH_VARARGS,
      "Multiply all arrays in place, each by its factor, or none; optim.clip_grad_norm_ calls it."},
     {NULL, NULL, 0, NULL},

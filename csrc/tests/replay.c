@@ -230,9 +230,13 @@ static const field update_fields[] = {
     UPDATE(REAL, eps),       UPDATE(FLAG, decoupled),
 };
 #define UPDATED(kind, member) FIELD(sa_update_array, kind, member)
-static const field update_array_fields[] = {UPDATED(FLAG, f64),      UPDATED(DATA, parameter),
-                                            UPDATED(DATA, gradient), UPDATED(DATA, mean),
-                                            UPDATED(DATA, square),   {"n", SIZE, offsetof(sa_update_array, n)}};
+static const field update_array_fields[] = {UPDATED(FLAG, f64),
+                                            UPDATED(DATA, parameter),
+                                            UPDATED(DATA, gradient),
+                                            UPDATED(DATA, mean),
+                                            UPDATED(DATA, square),
+                                            UPDATED(DATA, peak),
+                                            {"n", SIZE, offsetof(sa_update_array, n)}};
 
 void replay_update(vector_case *c, int run) {
     sa_update_array one = {.step = find_number(c, "step", 1)};

@@ -49,7 +49,7 @@ static const entry entries[] = {
     SIZE(sa_linear), P(f64), P(weights), P(decoding), P(rows), P(in), P(count), P(out[0]), P(weight[0]), P(bias[0]),
     P(x), P(y[0]), SIZE(sa_linear_gradients), PG(l), PG(dy[0]), PG(dx), PG(dweight[0]), PG(dbias[0]), SIZE(sa_update),
     U(kind), U(lr), U(weight_decay), U(beta1), U(beta2), U(eps), U(decoupled), U(count), U(arrays),
-    SIZE(sa_update_array), UA(n), UA(step), UA(parameter), UA(gradient), UA(mean), UA(square), SIZE(sa_layer),
+    SIZE(sa_update_array), UA(n), UA(step), UA(parameter), UA(gradient), UA(mean), UA(square), UA(peak), SIZE(sa_layer),
     L(weight[0]), L(bias[0]), L(weights), L(heads), L(key_heads), L(width), L(hidden), L(eps[0]), L(rms[0]),
     L(norm_first), L(causal), L(window_left), L(window_right), L(scale), L(softcap), L(activation), L(rotary.cos),
     L(rotary.sin), L(rotary.rotated), L(rotary.interleaved), SIZE(sa_transformer), M(d), M(vocabulary), M(tokens),

@@ -11,6 +11,7 @@ import numpy as np
 
 from selfattn.engine import Array, import_extra
 from selfattn.engine.transformer import Transformer
+from selfattn.engine.weights import is_compact
 from selfattn.nn.gpt import GPT
 from selfattn_models._causal import CausalModel
 from selfattn_models._folder import Config
@@ -86,9 +87,17 @@ def as_gpt2(gpt: GPT, tokenizer: Any = None) -> GPT2LMHeadModel:
 
     The GPT must have learned positions, norms first, and biases, as GPT-2 does; else a ValueError.
     """
-    state = {name: np.asarray(array, np.float32) for name, array in gpt.state_dict().items()}
-    if gpt.positions != "learned" or gpt.norm is None or "norm.bias" not in state:
-        raise ValueError("only a GPT with learned positions, norm_first and biases is a GPT-2")
+    state = gpt.state_dict()
+    has = {
+        'positions="learned"': gpt.positions == "learned",
+        "norm_first=True": gpt.norm is not None,
+        "bias=True": any(name.endswith("bias") for name in state),
+        "weights of floats, not rounded ones": not any(map(is_compact, state.values())),
+    }
+    if lacks := [name for name, found in has.items() if not found]:
+        raise ValueError(f"this GPT is no GPT-2, which Transformers has: it lacks {', '.join(lacks)}")
+    assert gpt.norm is not None
+    state = {name: np.asarray(array, np.float32) for name, array in state.items()}
     layers: list[Any] = list(gpt.layers)
     first = layers[0] if layers else None
     wide = 4 * gpt.d_model if first is None else first.linear1.out_features
@@ -105,6 +114,8 @@ def as_gpt2(gpt: GPT, tokenizer: Any = None) -> GPT2LMHeadModel:
         "tie_word_embeddings": gpt.head.weight is gpt.token_embedding.weight,
         "bos_token_id": None,
         "eos_token_id": None,
+        **dict.fromkeys(("attn_pdrop", "resid_pdrop"), 0.0 if first is None else first.dropout.p),
+        "embd_pdrop": 0.0,
     }
     names = _names(len(layers), bool(config["tie_word_embeddings"]))
     model = GPT2LMHeadModel(config, {new: _turned(old, state[old]) for old, new in names.items()})
@@ -134,7 +145,7 @@ def as_gpt(model: GPT2LMHeadModel) -> GPT:
         rng=0,
     )
     own = {old: np.float32(_turned(old, state[new])) for old, new in names.items()}
-    gpt.load_state_dict({"head.weight": own["token_embedding.weight"]} | own)
+    gpt.load_state_dict(own)
     return gpt
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from selfattn import files
 from selfattn.engine import disk, one_of
 from selfattn.engine.weights import is_compact
+from selfattn.nn.embedding_model import EmbeddingModel
+from selfattn.nn.gpt import GPT
 from selfattn_models import _text_encoder, _text_files
 from selfattn_models._causal import CausalModel, Conversation
 from selfattn_models._classifier import CLASSIFIER
@@ -33,7 +35,7 @@ from selfattn_models.bert import (
     RobertaModel,
 )
 from selfattn_models.gemma3 import Gemma3ForCausalLM, Gemma3TextModel
-from selfattn_models.gpt2 import GPT2LMHeadModel
+from selfattn_models.gpt2 import GPT2LMHeadModel, as_gpt2
 from selfattn_models.llama import LlamaForCausalLM, LlamaModel
 from selfattn_models.modernbert import ModernBertModel
 from selfattn_models.phi3 import Phi3ForCausalLM
@@ -232,28 +234,38 @@ def _class(folder: Path, config: dict[str, Any], where: str) -> type[Pretrained]
     return encoder if encoder is not None and (has_modules or bare) else table[kind]
 
 
-def save(model: Any, path: str | os.PathLike[str]) -> None:
+def save(model: Any, path: str | os.PathLike[str], tokenizer: Any = None) -> None:
     """Save a model as a folder that :func:`load`, Transformers and sentence-transformers load.
 
     Parameters
     ----------
-    model : a model of this module
+    model : a model of this module, selfattn.nn.GPT, or selfattn.nn.EmbeddingModel
+        A GPT with learned positions, norms first and biases is saved as the GPT-2 that it is, in float32. An
+        EmbeddingModel is saved by :func:`selfattn.files.save_model`, for :func:`load` alone.
     path : path
         Made if necessary. A model in it is replaced, with its tokenizer and settings; other files stay.
+    tokenizer : tokenizers.Tokenizer or a fast tokenizer of Transformers, optional
+        That of a GPT, which has none itself.
 
     Raises
     ------
     TypeError
-        It is not a model of this module.
+        It is not a model of this module, or ``tokenizer`` is given for one that has its own.
     ValueError
-        Its weights are the quants of a GGUF file, it is GPT-2 in int8, or its tokenizer has more tokens than the
-        model has rows.
+        A GPT lacks what a GPT-2 has; the message names it. Or the weights are the quants of a GGUF file, it is a GPT-2
+        in int8, or its tokenizer has more tokens than the model has rows.
     OSError
         It could not be written; the folder is as it was before.
     """
+    if isinstance(model, GPT):
+        model = as_gpt2(model, getattr(tokenizer, "backend_tokenizer", tokenizer))
+    elif tokenizer is not None:
+        raise TypeError(f"tokenizer is for a GPT; a {type(model).__name__} is saved with its own")
+    if isinstance(model, EmbeddingModel):
+        return files.save_model(model, path)
     if not isinstance(model, Pretrained):
-        own = "files.save_model saves an EmbeddingModel"
-        raise TypeError(f"model must be one of selfattn_models, not {type(model).__name__}; {own}")
+        kinds = "one of selfattn_models, an nn.GPT or an nn.EmbeddingModel"
+        raise TypeError(f"model must be {kinds}, not {type(model).__name__}")
     if model.quants:
         load = "load the file with dtype='float32' to save it"
         raise ValueError(f"this model's weights are quants of GGUF, which a folder cannot hold; {load}")

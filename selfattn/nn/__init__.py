@@ -25,6 +25,7 @@ from selfattn.nn.proxy_task import ProxyTask
 from selfattn.nn.rows import GELU, LayerNorm, ReLU, RMSNorm, SiLU, Tanh
 from selfattn.nn.scaled_dot_product_attention import ScaledDotProductAttention
 from selfattn.nn.self_attention import SelfAttention, SelfAttentionBlock
+from selfattn.nn.swiglu import SwiGLU
 from selfattn.nn.transformer_decoder import TransformerDecoder, TransformerDecoderLayer
 from selfattn.nn.transformer_encoder import TransformerEncoder, TransformerEncoderLayer
 
@@ -56,6 +57,7 @@ __all__ = [
     "Sequential",
     "SiLU",
     "SinusoidalPositions",
+    "SwiGLU",
     "Tanh",
     "TransformerDecoder",
     "TransformerDecoderLayer",

@@ -285,6 +285,23 @@ class GPT(InspectableModel, Module):
 
         return float(value), pullback
 
+    def loss_count(
+        self,
+        ids: npt.ArrayLike | Sequence[npt.ArrayLike],
+        targets: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
+    ) -> int:
+        """Return the number of tokens that :meth:`loss` counts, by which it divides.
+
+        Parameters
+        ----------
+        ids, targets : as for :meth:`loss`
+
+        Returns
+        -------
+        int
+        """
+        return int(np.count_nonzero(self._with_targets(ids, targets)[1] != IGNORED))
+
     def _with_targets(self, ids: Any, targets: Any) -> tuple[_Packed, Array]:
         """Pack ids, and concatenate the targets, which fit them."""
         given = _sequences("ids", ids)

@@ -77,7 +77,8 @@ class Loss(Module):
     def vjp(self, x: npt.ArrayLike, target: npt.ArrayLike) -> tuple[Any, Pullback]:
         """Compute the loss and its pullback, ``d_value -> dx``: ``d_value`` is 1.0 for the gradient of the loss.
 
-        Without reduction, ``d_value`` is an array in the shape of the losses, or one number for all.
+        Without reduction, ``d_value`` is an array in the shape of the losses, or one number for all. The attribute
+        ``count`` of the pullback is the number that a mean divides by.
         """
         elements = self._elements(x, target)
         value, array, losses = self._reduced(elements), elements.x, elements.losses
@@ -92,6 +93,8 @@ class Loss(Module):
             dx = elements.slope(np.broadcast_to(d, losses.shape))
             return np.ascontiguousarray(dx, array.dtype).reshape(array.shape)
 
+        if self.reduction == "mean":  # for the mean over several batches
+            setattr(pullback, "count", elements.divisor)  # noqa: B010 # mypy knows no attributes of functions
         return value, pullback
 
     def _reduced(self, elements: Elements) -> Any:

@@ -349,8 +349,8 @@ class Module:
         Parameters
         ----------
         state : mapping of str to array_like
-            By name, as from :meth:`state_dict` or a file. For a PyTorch module: ``{name: t.numpy() for name, t in
-            module.state_dict().items()}``.
+            By name, as from :meth:`state_dict` or a file. A shared parameter needs one of its names. For a
+            PyTorch module: ``{name: t.numpy() for name, t in module.state_dict().items()}``.
         strict : bool, default True
             False allows missing and unexpected names, and rounds to the parameter's dtype.
 
@@ -368,7 +368,8 @@ class Module:
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a mapping of names to arrays, not {type(state).__name__}")
         parameters = dict(self._all_parameters())
-        missing = [name for name in parameters if name not in state]
+        given = {id(array) for name, array in parameters.items() if name in state}
+        missing = [name for name, array in parameters.items() if name not in state and id(array) not in given]
         unexpected = [name for name in state if name not in parameters]
         problems = [f"missing: {name} {parameters[name].shape}" for name in missing if strict]
         problems += [f"unexpected: {name}" for name in unexpected if strict]

@@ -17,7 +17,15 @@ import numpy as np
 from selfattn._check import check_number, check_size, one_of, warn
 from selfattn.optim.optimizers import Optimizer, not_negative
 
-__all__ = ["CosineAnnealingLR", "LRScheduler", "LambdaLR", "LinearLR", "OneCycleLR", "SequentialLR"]
+__all__ = [
+    "CosineAnnealingLR",
+    "LRScheduler",
+    "LambdaLR",
+    "LinearLR",
+    "OneCycleLR",
+    "SequentialLR",
+    "get_cosine_with_min_lr_schedule_with_warmup",
+]
 
 
 class LRScheduler:
@@ -36,7 +44,7 @@ class LRScheduler:
     last_epoch : int
         The number of steps so far.
     base_lrs : list of float
-        The learning rate at the beginning, one number.
+        The learning rate at the beginning, of each group of parameters.
     """
 
     _saved: tuple[str, ...] = ("base_lrs", "last_epoch", "_step_count", "_last_lr")
@@ -45,40 +53,45 @@ class LRScheduler:
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         self.optimizer = _checked(optimizer)
         self.last_epoch = check_size("last_epoch", last_epoch, -1)
-        if optimizer.initial_lr is None:
+        groups = self.optimizer.param_groups
+        if any("initial_lr" not in group for group in groups):
             if self.last_epoch != -1:
                 raise ValueError(
                     f"last_epoch={last_epoch} is for an optimizer that had a scheduler before; this one had none. "
                     "To continue a training, call load_state_dict with the scheduler's state_dict"
                 )
-            optimizer.initial_lr = optimizer.lr
-        self.base_lrs = [optimizer.initial_lr]
+            for group in groups:
+                group.setdefault("initial_lr", group["lr"])
+        self.base_lrs: list[float] = [group["initial_lr"] for group in groups]
         self._begin()
 
     def _begin(self) -> None:
-        """Set the learning rate of the first step."""
+        """Set the learning rates of the first step."""
         self._step_count = 1
         self.last_epoch += 1
-        self._set(self._first())
+        self._set(self._first)
 
-    def _set(self, lr: float) -> None:
-        self.optimizer.lr = lr
-        self._last_lr = [self.optimizer.lr]
+    def _set(self, rate: Callable[[int, float], float]) -> None:
+        """Set each group's learning rate, a function of the group's number and its present rate."""
+        groups = self.optimizer.param_groups
+        self._last_lr = [not_negative("lr", rate(n, group["lr"])) for n, group in enumerate(groups)]
+        for group, lr in zip(groups, self._last_lr, strict=True):
+            group["lr"] = lr
 
-    def _first(self) -> float:
-        """Return the learning rate of the first step; by default the optimiser's."""
-        return self.optimizer.lr
+    def _first(self, n: int, lr: float) -> float:
+        """Return group n's learning rate of the first step; by default the present one, ``lr``."""
+        return lr
 
-    def _next(self) -> float:
-        """Return the learning rate after ``last_epoch`` steps; the optimiser still has the previous one."""
+    def _next(self, n: int, lr: float) -> float:
+        """Return group n's learning rate after ``last_epoch`` steps; ``lr`` is the previous one."""
         raise NotImplementedError
 
-    def _restarted(self) -> float:
-        """Return the learning rate of the first step if another schedule came before."""
-        return self._first()
+    def _restarted(self, n: int, lr: float) -> float:
+        """Return group n's learning rate of the first step if another schedule came before."""
+        return self._first(n, lr)
 
     def get_last_lr(self) -> list[float]:
-        """Return the learning rate that was set last in a list, as PyTorch does."""
+        """Return the learning rates that were set last, of each group of parameters."""
         return list(self._last_lr)
 
     def step(self) -> None:
@@ -88,7 +101,7 @@ class LRScheduler:
             warn(f"scheduler.step() was called before optimizer.step(), {so}")
         self._step_count += 1
         self.last_epoch += 1
-        self._set(self._next())
+        self._set(self._next)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all numbers that the schedule depends on, except for the optimiser's state and functions.
@@ -145,8 +158,8 @@ class LambdaLR(LRScheduler):
     Parameters
     ----------
     optimizer, last_epoch : as for :class:`LRScheduler`
-    lr_lambda : callable, or list of one
-        ``lr_lambda(step)`` is the factor, of the steps 0, 1, 2 …
+    lr_lambda : callable, or list of callable
+        ``lr_lambda(step)`` is the factor, of the steps 0, 1, 2 … A list has a function for each group of parameters.
 
     Examples
     --------
@@ -167,17 +180,21 @@ class LambdaLR(LRScheduler):
         last_epoch: int = -1,
     ) -> None:
         given: Any = lr_lambda
-        functions = list(given) if isinstance(given, list | tuple) else [given]
-        if len(functions) != 1 or not callable(functions[0]):
-            raise TypeError(f"lr_lambda must be a function, or a list of one, not {lr_lambda!r:.80}")
+        groups = len(_checked(optimizer).param_groups)
+        functions = list(given) if isinstance(given, list | tuple) else [given] * groups
+        if len(functions) != groups or not all(map(callable, functions)):
+            raise TypeError(
+                "lr_lambda must be a function, or a list of one for each group of parameters, here "
+                f"{groups}; not {lr_lambda!r:.80}"
+            )
         self.lr_lambdas: list[Callable[[int], float]] = functions
         super().__init__(optimizer, last_epoch)
 
-    def _next(self) -> float:
-        factor: Any = self.lr_lambdas[0](self.last_epoch)
+    def _next(self, n: int, lr: float) -> float:
+        factor: Any = self.lr_lambdas[n](self.last_epoch)
         if isinstance(factor, bool | np.bool_):  # of a comparison
             factor = float(factor)
-        return self.base_lrs[0] * check_number("what lr_lambda returns", factor)
+        return self.base_lrs[n] * check_number("what lr_lambda returns", factor)
 
     _first = _next
 
@@ -230,17 +247,17 @@ class LinearLR(LRScheduler):
         self.total_iters = check_size("total_iters", total_iters)
         super().__init__(optimizer, last_epoch)
 
-    def _first(self) -> float:
-        return self.optimizer.lr * (self.start_factor if self.last_epoch == 0 else 1)
+    def _first(self, n: int, lr: float) -> float:
+        return lr * (self.start_factor if self.last_epoch == 0 else 1)
 
-    def _next(self) -> float:
+    def _next(self, n: int, lr: float) -> float:
         if self.last_epoch > self.total_iters:
-            return self.optimizer.lr
+            return lr
         rise, done = self.end_factor - self.start_factor, self.last_epoch - 1
-        return self.optimizer.lr * (1.0 + rise / (self.total_iters * self.start_factor + done * rise))
+        return lr * (1.0 + rise / (self.total_iters * self.start_factor + done * rise))
 
-    def _restarted(self) -> float:
-        return self.base_lrs[0] * self.start_factor
+    def _restarted(self, n: int, lr: float) -> float:
+        return self.base_lrs[n] * self.start_factor
 
 
 class CosineAnnealingLR(LRScheduler):
@@ -284,15 +301,15 @@ class CosineAnnealingLR(LRScheduler):
         self.eta_min = not_negative("eta_min", eta_min)
         super().__init__(optimizer, last_epoch)
 
-    def _next(self) -> float:
-        lr, step, length = self.optimizer.lr, self.last_epoch, self.T_max
+    def _next(self, n: int, lr: float) -> float:
+        step, length = self.last_epoch, self.T_max
         if (step - 1 - length) % (2 * length) == 0:  # after the lowest rate the ratio divides by 0
-            return lr + (self.base_lrs[0] - self.eta_min) * (1 - math.cos(math.pi / length)) / 2
+            return lr + (self.base_lrs[n] - self.eta_min) * (1 - math.cos(math.pi / length)) / 2
         ratio = (1 + math.cos(math.pi * step / length)) / (1 + math.cos(math.pi * (step - 1) / length))
         return ratio * (lr - self.eta_min) + self.eta_min
 
-    def _restarted(self) -> float:
-        return self.eta_min + (self.base_lrs[0] - self.eta_min) * 2.0 / 2
+    def _restarted(self, n: int, lr: float) -> float:
+        return self.eta_min + (self.base_lrs[n] - self.eta_min) * 2.0 / 2
 
 
 class OneCycleLR(LRScheduler):
@@ -301,7 +318,8 @@ class OneCycleLR(LRScheduler):
     Parameters
     ----------
     optimizer, last_epoch : as for :class:`LRScheduler`
-    max_lr : float
+    max_lr : float, or list of float
+        A list has a number for each group of parameters.
     total_steps : int, optional
         The number of steps; a further step is an error.
     epochs, steps_per_epoch : int, optional
@@ -346,7 +364,7 @@ class OneCycleLR(LRScheduler):
     def __init__(
         self,
         optimizer: Optimizer,
-        max_lr: float,
+        max_lr: float | Sequence[float],
         total_steps: int | None = None,
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
@@ -370,41 +388,48 @@ class OneCycleLR(LRScheduler):
         share = _checked_number("pct_start", pct_start, lambda x: 0 <= x <= 1, "from 0 to 1")
         self.anneal_strategy = one_of("anneal_strategy", anneal_strategy, ("cos", "linear"))
         self.cycle_momentum = bool(cycle_momentum)
-        self._momentum = "betas" if hasattr(optimizer, "betas") else "momentum"
-        if self.cycle_momentum and not hasattr(optimizer, self._momentum):
+        groups = optimizer.param_groups
+        self._momentum = "betas" if "betas" in groups[0] else "momentum"
+        if self.cycle_momentum and self._momentum not in groups[0]:
             raise ValueError("the optimizer has neither betas nor momentum; pass cycle_momentum=False")
         below_1: Any = (lambda x: 0 <= x < 1, "at least 0 and below 1")
         high = _checked_number("max_momentum", max_momentum, *below_1)
         low = _checked_number("base_momentum", base_momentum, *below_1)
-        top = not_negative("max_lr", max_lr)
+        tops = list(max_lr) if isinstance(max_lr, Sequence | np.ndarray) else [max_lr] * len(groups)
+        if len(tops) != len(groups):
+            raise ValueError(f"max_lr has {len(tops)} numbers for {len(groups)} groups of parameters")
         factors = check_number("div_factor", div_factor), check_number("final_div_factor", final_div_factor)
         if not all(0 < factor < math.inf for factor in factors):
             raise ValueError(f"div_factor and final_div_factor must be above 0 and finite, not {factors}")
-        start = top / factors[0]
-        end = start / factors[1]
-        if last_epoch == -1:
-            optimizer.initial_lr = start
-        # The last step of each phase, and the first and last learning rate and momentum.
+        # Of each group, one after the other: the last step of each phase, and the first and last learning rate and
+        # momentum.
+        self._phases: list[list[float]] = []
         rise, ends = float(share * self.total_steps) - 1, self.total_steps - 1
-        down = [[2 * share * self.total_steps - 2, top, start, low, high], [ends, start, end, high, high]]
-        last = down if three_phase else [[ends, top, end, low, high]]
-        self._phases = [[rise, start, top, high, low], *last]
+        for group, top in zip(groups, (not_negative("max_lr", top) for top in tops), strict=True):
+            start = top / factors[0]
+            end = start / factors[1]
+            if last_epoch == -1:
+                group["initial_lr"] = start
+            down = [[2 * share * self.total_steps - 2, top, start, low, high], [ends, start, end, high, high]]
+            last = down if three_phase else [[ends, top, end, low, high]]
+            self._phases += [[rise, start, top, high, low], *last]
         super().__init__(optimizer, last_epoch)
 
-    def _next(self) -> float:
+    def _next(self, n: int, lr: float) -> float:
         if self.last_epoch > self.total_steps:
             raise ValueError(f"step {self.last_epoch} is beyond total_steps={self.total_steps}")
-        before = 0.0
-        for phase in self._phases[:-1]:
+        before, count = 0.0, len(self._phases) // len(self.base_lrs)
+        phases = self._phases[n * count : (n + 1) * count]
+        for phase in phases[:-1]:
             if self.last_epoch <= phase[0]:
                 break
             before = phase[0]
         else:
-            phase = self._phases[-1]
+            phase = phases[-1]
         end, lr_from, lr_to, momentum_from, momentum_to = phase
         share = (self.last_epoch - before) / (end - before) if end > before else 1.0
         if self.cycle_momentum:
-            self._set_momentum(self._between(momentum_from, momentum_to, share))
+            self._set_momentum(n, self._between(momentum_from, momentum_to, share))
         return max(0.0, self._between(lr_from, lr_to, share))  # a line is below 0 after the last step
 
     _first = _next
@@ -414,12 +439,12 @@ class OneCycleLR(LRScheduler):
             return (end - start) * share + start
         return end + (start - end) / 2.0 * (math.cos(math.pi * share) + 1)
 
-    def _set_momentum(self, momentum: float) -> None:
-        optimizer: Any = self.optimizer
+    def _set_momentum(self, n: int, momentum: float) -> None:
+        group = self.optimizer.param_groups[n]
         if self._momentum == "betas":
-            optimizer.betas = (momentum, optimizer.betas[1])
+            group["betas"] = (momentum, group["betas"][1])
         else:
-            optimizer.momentum = momentum
+            group["momentum"] = momentum
 
 
 class SequentialLR(LRScheduler):
@@ -483,9 +508,9 @@ class SequentialLR(LRScheduler):
         if sorted(set(self.milestones)) != self.milestones:
             raise ValueError(f"milestones must rise, not be {milestones}")
         self.last_epoch = check_size("last_epoch", last_epoch, -1) + 1
-        assert optimizer.initial_lr is not None
         # Each scheduler set a learning rate when it was made; only the first one's counts.
-        optimizer.lr = optimizer.initial_lr
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"]
         for scheduler in schedulers:
             scheduler.last_epoch -= 1
         schedulers[0]._begin()
@@ -504,10 +529,75 @@ class SequentialLR(LRScheduler):
         scheduler = self._schedulers[index]
         if index and self.milestones[index - 1] == self.last_epoch:
             scheduler.last_epoch = 0
-            scheduler._set(scheduler._restarted())
+            scheduler._set(scheduler._restarted)
         else:
             scheduler.step()
         self._last_lr = scheduler.get_last_lr()
+
+
+def get_cosine_with_min_lr_schedule_with_warmup(
+    optimizer: Optimizer,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    num_cycles: float = 0.5,
+    last_epoch: int = -1,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+) -> LambdaLR:
+    """Make a schedule of a linear warm-up from 0 and half a cosine down to a floor, as Transformers' function does.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    num_warmup_steps, num_training_steps : int
+        The first counts in the second. Later steps have the last learning rate; Transformers' rises again.
+    num_cycles : float, default 0.5
+        Of the cosine; by default half a one.
+    last_epoch : int, default -1
+    min_lr : float, optional
+        The floor.
+    min_lr_rate : float, optional
+        In place of ``min_lr``: its share of the learning rate. Groups of parameters of other rates have other floors.
+
+    Returns
+    -------
+    LambdaLR
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn.optim import AdamW, lr_scheduler
+    >>> optimizer = AdamW({"w": np.zeros(1)}, lr=0.4)
+    >>> scheduler = lr_scheduler.get_cosine_with_min_lr_schedule_with_warmup(optimizer, 2, 6, min_lr=0.1)
+    >>> rates = [optimizer.lr]
+    >>> for _ in range(7):
+    ...     optimizer.step({"w": [1.0]})
+    ...     scheduler.step()
+    ...     rates.append(round(optimizer.lr, 3))
+    >>> rates
+    [0.0, 0.2, 0.4, 0.356, 0.25, 0.144, 0.1, 0.1]
+    """
+    warm = check_size("num_warmup_steps", num_warmup_steps, 0)
+    total = check_size("num_training_steps", num_training_steps, warm)
+    cycles = check_number("num_cycles", num_cycles)
+    if (min_lr is None) == (min_lr_rate is None):
+        raise ValueError("give the floor as one of min_lr and min_lr_rate")
+    given: Any = min_lr if min_lr_rate is None else min_lr_rate
+    floor = not_negative("min_lr" if min_lr_rate is None else "min_lr_rate", given)
+
+    def factor(share: float) -> Callable[[int], float]:
+        def at(step: int) -> float:
+            if step < warm:
+                return step / warm
+            progress = min(1.0, (step - warm) / max(1, total - warm))
+            return max(0.0, 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress)) * (1 - share) + share)
+
+        return at
+
+    groups = _checked(optimizer).param_groups
+    rates = [group.get("initial_lr", group["lr"]) for group in groups]
+    shares = [floor if min_lr is None else (floor / rate if rate else 0.0) for rate in rates]
+    return LambdaLR(optimizer, [factor(share) for share in shares], last_epoch)
 
 
 def _checked(optimizer: Any) -> Optimizer:

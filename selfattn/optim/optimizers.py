@@ -17,10 +17,12 @@ from selfattn.functional._products import FLOAT32, FLOAT64, plain
 
 Arrays: TypeAlias = list[Array]
 Targets: TypeAlias = list[Array | None] | None
+Parameters: TypeAlias = Mapping[str, Array] | Sequence[Mapping[str, Any]]
 
 CHUNK = 4096  # a chunk of this many elements is summed in their dtype; chunks are added in float64
 # From the dtype of a parameter to the dtype in which its updates are computed.
 COMPUTED_IN = {"float16": FLOAT32, "bfloat16": FLOAT32, "float32": FLOAT32, "float64": FLOAT64}
+ADDED = {"amsgrad"}  # options, False by default, that states of an older selfattn lack
 
 
 @_core._record
@@ -39,59 +41,140 @@ class Update(NamedTuple):
     decoupled: bool = False  # the decay shrinks the parameter and is not added to the gradient
 
 
+class Move(NamedTuple):
+    """A step of one group of parameters: its settings, and for each parameter what the core reads and writes."""
+
+    update: Update
+    means: Arrays | None
+    squares: Arrays | None
+    peaks: Arrays | None
+    steps: list[int]
+
+
+class Option:
+    """An option of an optimiser as its attribute: the value that all groups of parameters share, or an error."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, optimizer: Optimizer | None, owner: type) -> Any:
+        if optimizer is None:
+            return self
+        first, *others = (group[self.name] for group in optimizer.param_groups)
+        if any(other != first for other in others):
+            raise AttributeError(
+                f"the groups of parameters differ in {self.name}: {[first, *others]}; "
+                f"param_groups[i][{self.name!r}] is that of one"
+            )
+        return first
+
+    def __set__(self, optimizer: Optimizer, value: Any) -> None:
+        self.__get__(
+            optimizer, type(optimizer)
+        )  # or other groups would silently lose what they were made with
+        if self.name == "lr":
+            value = not_negative("lr", value)
+        for group in optimizer.param_groups:
+            group[self.name] = value
+
+
 class Optimizer:
     """The base of the optimisers: the parameters, checks of gradients, and the state of each parameter.
 
     Parameters
     ----------
-    params : mapping of str to ndarray
-        The live arrays, as from ``module.parameters()``; :meth:`step` writes into them.
+    params : mapping of str to ndarray, or list of groups
+        The live arrays, as from ``module.parameters()``; :meth:`step` writes into them. A group is a dict of
+        ``"params"``, such a mapping, and of options that differ from those of the other groups.
     lr : float
-        The learning rate, an attribute that may be changed at any time.
+        The learning rate.
     weight_decay : float, default 0
+    decay_only_matrices : bool, default False
+        Whether arrays with less than two axes, which are biases and the weights of norms, are in a group of their own
+        with ``weight_decay`` 0.
+    **options
+        Of the subclass.
+
+    Attributes
+    ----------
+    param_groups : list of dict
+        The groups with all their options, which may be changed at any time. Each option is also an attribute, such
+        as ``lr``, as long as all groups agree.
+    params : dict of str to ndarray
+        The parameters of all groups.
 
     Notes
     -----
     float16 and bfloat16 parameters are updated in float32 and rounded; their state is float32.
     """
 
-    initial_lr: float | None = None  # the learning rate when the first scheduler was made
     stepped: bool  # whether step has been called
 
     _options: tuple[str, ...] = ("lr", "weight_decay")  # saved arguments
     _slots: tuple[str, ...] = ()  # state per parameter: "step", and arrays of its shape
     _fixed: Mapping[str, Any] = {}  # constants that are saved: they distinguish classes
 
-    def __init__(self, params: Mapping[str, Array], lr: float, weight_decay: float = 0.0) -> None:
-        if not isinstance(params, Mapping):
-            raise TypeError(f"params must be a dict, as from parameters(), not {type(params).__name__}")
-        for name, array in params.items():
+    lr, weight_decay = Option(), Option()
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float,
+        weight_decay: float = 0.0,
+        decay_only_matrices: bool = False,
+        **options: Any,
+    ) -> None:
+        groups = [{"params": params}] if isinstance(params, Mapping) else params
+        are_groups = isinstance(groups, list | tuple) and all(isinstance(group, Mapping) for group in groups)
+        if (
+            not are_groups
+            or not groups
+            or not all(isinstance(group.get("params"), Mapping) for group in groups)
+        ):
+            raise TypeError(
+                "params must be a dict, as from parameters(), or a list of groups, each a dict with such a dict as "
+                f"'params', not {type(params).__name__}"
+            )
+        if decay_only_matrices:
+            groups = _apart(groups)
+        defaults = {"lr": lr, "weight_decay": weight_decay, **options}
+        self.param_groups: list[dict[str, Any]] = []
+        self.params: dict[str, Array] = {}
+        for group in groups:
+            self._add(defaults, group)
+        _check_apart(self.params)
+        self.stepped = False
+        self.state: dict[str, dict[str, Any]] = {name: {} for name in self.params}
+        self._computed_in = {name: COMPUTED_IN[array.dtype.name] for name, array in self.params.items()}
+
+    def _add(self, defaults: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+        """Check a group of parameters, and add it."""
+        unknown = sorted(set(group) - {*defaults, "params"})
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no option {unknown[0]!r}; it has {list(defaults)}")
+        for name, array in group["params"].items():
             if not _is_writable_kind(array):
                 raise TypeError(
                     f"params[{name!r}] must be an ndarray of floats (float16 to float64), not {array!r}"
                 )
-        _check_apart(params)
-        self.params = dict(params)
-        self.stepped = False
-        self.lr = lr
-        self.weight_decay = not_negative("weight_decay", weight_decay)
-        self.state: dict[str, dict[str, Any]] = {name: {} for name in params}
-        self._computed_in = {name: COMPUTED_IN[array.dtype.name] for name, array in params.items()}
+            if name in self.params:
+                raise ValueError(f"the parameter {name} is in two groups")
+            self.params[name] = array
+        checked = self._checked({name: group.get(name, default) for name, default in defaults.items()})
+        self.param_groups.append({"params": dict(group["params"]), **checked})
+
+    def _checked(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Check the options of a group, and return them."""
+        return options | {name: not_negative(name, options[name]) for name in ("lr", "weight_decay")}
 
     def __copy__(self) -> Self:
         """Return an optimiser of the same parameters with its own copy of the state."""
         made = object.__new__(type(self))
-        vars(made).update(vars(self), params=dict(self.params), state=copy.deepcopy(self.state))
+        groups = [dict(group) for group in self.param_groups]
+        vars(made).update(
+            vars(self), params=dict(self.params), param_groups=groups, state=copy.deepcopy(self.state)
+        )
         return made
-
-    @property
-    def lr(self) -> float:
-        """The learning rate."""
-        return self._lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self._lr = not_negative("lr", lr)
 
     def step(self, grads: Mapping[str, npt.ArrayLike]) -> None:
         """Move the parameters by one step.
@@ -100,15 +183,16 @@ class Optimizer:
         ----------
         grads : mapping of str to array_like
             By name. A parameter without a gradient does not change, nor does its state. No gradients at all are a
-            warning.
+            warning. If all parameters have one, others are left out: an optimizer of some of a model's parameters
+            takes its part of the model's gradients.
 
         Raises
         ------
         TypeError
             A gradient does not hold real numbers. Nothing has been written then.
         ValueError
-            A name is not one of a parameter, or a shape differs; ``lr`` or ``weight_decay`` was set to a number
-            below 0, an infinite one or NaN. Nothing has been written then.
+            A name is not one of a parameter, while a parameter lacks a gradient; or a shape differs; ``lr`` or
+            ``weight_decay`` was set to a number below 0, an infinite one or NaN. Nothing has been written then.
         """
         if not isinstance(grads, Mapping):
             raise TypeError(
@@ -118,29 +202,44 @@ class Optimizer:
         if not grads:
             give = "give it the dict that the pullback of vjp returned"
             warn(f"optimizer.step was given no gradients, so nothing moves; {give}")
-        names = list(grads)
+        if not grads.keys() <= self.params.keys() <= grads.keys():
+            self._check_names(grads)
         # A gradient may be another parameter's array, which a step would change before it is read.
         live = set(map(id, self.params.values()))
-        gradients: list[Any] = [
-            np.array(g, subok=True) if id(g) in live or id(getattr(g, "base", None)) in live else g
-            for g in grads.values()
-        ]
-        parameters: list[Any] = [self.params.get(name) for name in names]
-        targets: Targets = None
-        if not _core._are_plain(parameters, gradients):  # checks all arrays quickly
-            targets = self._made_plain(names, parameters, gradients)
-        self._move(names, parameters, gradients, targets)
+        moved: dict[str, dict[str, Any]] = {}
+        calls: list[tuple[Any, ...]] = []
+        for group in self.param_groups:
+            names = [name for name in group["params"] if name in grads]
+            parameters: list[Any] = [self.params[name] for name in names]
+            gradients: list[Any] = [
+                np.array(g, subok=True) if id(g) in live or id(getattr(g, "base", None)) in live else g
+                for g in map(grads.__getitem__, names)
+            ]
+            targets: Targets = None
+            if not _core._are_plain(parameters, gradients):  # checks all arrays quickly
+                targets = self._made_plain(names, parameters, gradients)
+            states, call = self._move(group, names, parameters)
+            moved |= zip(names, states, strict=True)
+            calls.append((call.update, parameters, gradients, *call[1:], targets))
+        _core._update(*calls)
+        self.state = self.state | moved
         self.stepped = True
+
+    def _check_names(self, grads: Mapping[str, Any]) -> None:
+        """Refuse names that may be misspelt, if a parameter has no gradient."""
+        lacking = [name for name in self.params if name not in grads]
+        for name in grads if lacking else ():
+            if name not in self.params:
+                raise ValueError(
+                    f"grads has {name!r}, which is not one of the parameters {list(self.params)}, and has none for "
+                    f"{lacking[0]!r}"
+                )
 
     def _made_plain(self, names: list[str], parameters: list[Any], gradients: list[Any]) -> Targets:
         """Check arrays, copy arrays that the core cannot read, and return the arrays to write the copies back to."""
         targets: list[Array | None] = []
         for i, (name, gradient) in enumerate(zip(names, gradients, strict=True)):
-            parameter = self.params.get(name)
-            if parameter is None:
-                raise ValueError(
-                    f"grads has {name!r}, which is not one of the parameters {list(self.params)}"
-                )
+            parameter = self.params[name]
             array = as_array(f"the gradient of {name}", gradient)
             if array.shape != parameter.shape:
                 raise ValueError(
@@ -165,7 +264,7 @@ class Optimizer:
         dict
             As PyTorch's, with names in place of numbers: ``"state"``, for each parameter that has taken a
             step, holds ``"step"``, ``"exp_avg"`` and ``"exp_avg_sq"`` (Adam, AdamW) or ``"momentum_buffer"`` (SGD);
-            ``"param_groups"`` is a list of one dict, of the options and ``"params"``, the names.
+            ``"param_groups"`` is a list of a dict for each group, of the options and ``"params"``, the names.
 
         Examples
         --------
@@ -176,9 +275,18 @@ class Optimizer:
         >>> optimizer.state_dict()["state"]["w"]["exp_avg"]
         array([0.1, 0.2])
         """
-        state = {name: self._copied(name, entries) for name, entries in self.state.items() if entries}
-        options = {name: _as_saved(name, getattr(self, name)) for name in self._options}
-        return {"state": state, "param_groups": [{**options, **self._fixed, "params": list(self.params)}]}
+        state = {
+            name: self._copied(group, name, self.state[name])
+            for group in self.param_groups
+            for name in group["params"]
+            if self.state[name]
+        }
+        groups = [
+            {name: _as_saved(name, group[name]) for name in self._options}
+            | {**self._fixed, "params": list(group["params"])}
+            for group in self.param_groups
+        ]
+        return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from the state that :meth:`state_dict` returned. Everything is checked before anything is changed.
@@ -196,35 +304,45 @@ class Optimizer:
         TypeError
             A value in it has a wrong type.
         """
-        group, saved = _parts(state_dict)
-        expected = {*self._options, *self._fixed, "params"}
-        if set(group) != expected:
-            raise ValueError(
-                f"param_groups[0] must have {sorted(expected)} for {type(self).__name__}, not {sorted(group)}"
-            )
-        for name, value in self._fixed.items():
-            if group[name] != value:
-                raise ValueError(f"{type(self).__name__} has {name}={value}, not {group[name]}")
-        if set(group["params"]) != set(self.params) or len(group["params"]) != len(self.params):
-            raise ValueError(f"the state is of the parameters {group['params']}, not {list(self.params)}")
-        options = {name: group[name] for name in self._options}
-        checked = type(self)(self.params, **options)  # the constructor checks them
-        for name, entries in saved.items():
+        groups, saved = _parts(state_dict, len(self.param_groups))
+        options, state = [], {name: dict[str, Any]() for name in self.params}
+        for n, (own, group) in enumerate(zip(self.param_groups, groups, strict=True)):
+            given = {name: False for name in self._options if name in ADDED} | dict(group)
+            expected = {*self._options, *self._fixed, "params"}
+            if set(given) != expected:
+                raise ValueError(
+                    f"param_groups[{n}] must have {sorted(expected)} for {type(self).__name__}, not {sorted(given)}"
+                )
+            for name, value in self._fixed.items():
+                if given[name] != value:
+                    raise ValueError(f"{type(self).__name__} has {name}={value}, not {given[name]}")
+            names = given["params"]
+            if set(names) != set(own["params"]) or len(names) != len(own["params"]):
+                raise ValueError(f"the state is of the parameters {names}, not {list(own['params'])}")
+            options.append(self._checked({name: given[name] for name in self._options}))
+            for name in own["params"]:
+                if name in saved:
+                    state[name] = self._copied(options[n], name, saved[name])
+        for name in saved:
             if name not in self.params:
                 raise ValueError(
                     f"state has {name!r}, which is not one of the parameters {list(self.params)}"
                 )
-            checked.state[name] = self._copied(name, entries)
-        for name in self._options:
-            setattr(self, name, getattr(checked, name))
-        self.state = checked.state
+        for own, checked in zip(self.param_groups, options, strict=True):
+            own.update(checked)
+        self.state = state
 
-    def _copied(self, name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+    def _slots_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of the state that each parameter of a group has."""
+        return self._slots
+
+    def _copied(self, options: Mapping[str, Any], name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Check and copy the state of one parameter."""
-        if not isinstance(entries, Mapping) or set(entries) != set(self._slots):
-            raise ValueError(f"state[{name!r}] must have {list(self._slots)}, not {entries!r:.200}")
+        slots = self._slots_of(options)
+        if not isinstance(entries, Mapping) or set(entries) != set(slots):
+            raise ValueError(f"state[{name!r}] must have {list(slots)}, not {entries!r:.200}")
         copied: dict[str, Any] = {}
-        for slot in self._slots:
+        for slot in slots:
             entry, parameter = entries[slot], self.params[name]
             if slot == "step":
                 if isinstance(entry, bool) or not hasattr(entry, "__index__") or not 1 <= entry < 2**62:
@@ -243,11 +361,11 @@ class Optimizer:
             copied[slot] = array.copy()
         return copied
 
-    def _move(self, names: list[str], parameters: Arrays, gradients: Arrays, targets: Targets) -> None:
-        """Update all parameters and their states by a step; the arrays are contiguous, float32 or float64.
+    def _move(self, group: dict[str, Any], names: list[str], parameters: Arrays) -> tuple[list[Any], Move]:
+        """Return the parameters' states after a step, which the core will write, and the settings of the step.
 
-        Where a parameter is a copy, ``targets`` has the original, which is also written. A step is taken as a whole
-        or, without memory, not at all: nothing may allocate after the core has begun.
+        The parameters are contiguous, float32 or float64. A step is taken as a whole or, without memory, not at all:
+        all that it needs is allocated here.
         """
         raise NotImplementedError
 
@@ -262,8 +380,8 @@ class SGD(Optimizer):
 
     Parameters
     ----------
-    params : mapping of str to ndarray
-        The live arrays, as from ``module.parameters()``.
+    params : mapping of str to ndarray, or list of groups
+        The live arrays, as from ``module.parameters()``; see :class:`Optimizer` for groups.
     lr : float, default 1e-3
     momentum : float, default 0
         v ← momentum·v + (1 − dampening)·g, and the first v is g.
@@ -272,6 +390,8 @@ class SGD(Optimizer):
         Adds weight_decay·parameter to the gradient.
     nesterov : bool, default False
         Step along g + momentum·v in place of v.
+    decay_only_matrices : bool, default False
+        Whether arrays with less than two axes have a ``weight_decay`` of 0.
 
     References
     ----------
@@ -291,38 +411,50 @@ class SGD(Optimizer):
     _options = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
     _slots = ("momentum_buffer",)
 
+    momentum, dampening, nesterov = Option(), Option(), Option()
+
     def __init__(
         self,
-        params: Mapping[str, Array],
+        params: Parameters,
         lr: float = 1e-3,
         momentum: float = 0.0,
         dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
+        *,
+        decay_only_matrices: bool = False,
     ) -> None:
-        super().__init__(params, lr, weight_decay)
-        momentum, dampening = not_negative("momentum", momentum), check_number("dampening", dampening)
+        own = {"momentum": momentum, "dampening": dampening, "nesterov": nesterov}
+        super().__init__(params, lr, weight_decay, decay_only_matrices, **own)
+
+    def _checked(self, options: dict[str, Any]) -> dict[str, Any]:
+        momentum = not_negative("momentum", options["momentum"])
+        dampening, nesterov = check_number("dampening", options["dampening"]), bool(options["nesterov"])
         if nesterov and (momentum == 0 or dampening != 0):
             raise ValueError(
                 f"nesterov needs momentum > 0 and dampening 0, not momentum={momentum}, dampening={dampening}"
             )
-        self.momentum, self.dampening, self.nesterov = momentum, dampening, bool(nesterov)
+        return super()._checked(options) | {
+            "momentum": momentum,
+            "dampening": dampening,
+            "nesterov": nesterov,
+        }
 
-    def _move(self, names: list[str], parameters: Arrays, gradients: Arrays, targets: Targets) -> None:
+    def _move(self, group: dict[str, Any], names: list[str], parameters: Arrays) -> tuple[list[Any], Move]:
         steps = [2 if "momentum_buffer" in self.state[name] else 1 for name in names]
-        velocities = self._states("momentum_buffer", names, parameters) if self.momentum else None
-        kept = zip(names, velocities or (), strict=False)
-        state = self.state | {name: {"momentum_buffer": velocity} for name, velocity in kept}
+        velocities = self._states("momentum_buffer", names, parameters) if group["momentum"] else None
+        states = [self.state[name] for name in names]
+        if velocities is not None:
+            states = [{"momentum_buffer": velocity} for velocity in velocities]
         update = Update(
             "sgd",
-            self.lr,
-            self.weight_decay,
-            momentum=self.momentum,
-            dampening=self.dampening,
-            nesterov=self.nesterov,
+            group["lr"],
+            group["weight_decay"],
+            momentum=group["momentum"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
         )
-        _core._update(update, parameters, gradients, velocities, None, steps, targets)
-        self.state = state
+        return states, Move(update, velocities, None, None, steps)
 
 
 class Adam(Optimizer):
@@ -330,18 +462,23 @@ class Adam(Optimizer):
 
     Parameters
     ----------
-    params : mapping of str to ndarray
-        The live arrays, as from ``module.parameters()``.
+    params : mapping of str to ndarray, or list of groups
+        The live arrays, as from ``module.parameters()``; see :class:`Optimizer` for groups.
     lr : float, default 1e-3
     betas : (float, float), default (0.9, 0.999)
         The shares of the mean of the gradient, and of its square, that each step keeps.
     eps : float, default 1e-8
     weight_decay : float, default 0
         Adds weight_decay·parameter to the gradient; :class:`AdamW` leaves it out of the means.
+    amsgrad : bool, default False
+        Whether the step divides by the root of the largest mean of squares so far.
+    decay_only_matrices : bool, default False
+        Whether arrays with less than two axes have a ``weight_decay`` of 0.
 
     References
     ----------
-    Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015, algorithm 1.
+    Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015, algorithm 1; Reddi, Kale and Kumar, "On the
+    Convergence of Adam and Beyond", 2018, algorithm 2, for ``amsgrad``.
 
     Examples
     --------
@@ -353,43 +490,52 @@ class Adam(Optimizer):
     array([0.5, 2.5])
     """
 
-    _options = ("lr", "betas", "eps", "weight_decay")
+    _options = ("lr", "betas", "eps", "weight_decay", "amsgrad")
     _slots = ("step", "exp_avg", "exp_avg_sq")
     _fixed: Mapping[str, Any] = {"decoupled_weight_decay": False}
 
+    betas, eps, amsgrad = Option(), Option(), Option()
+
     def __init__(
         self,
-        params: Mapping[str, Array],
+        params: Parameters,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        decay_only_matrices: bool = False,
     ) -> None:
-        super().__init__(params, lr, weight_decay)
+        own = {"betas": betas, "eps": eps, "amsgrad": amsgrad}
+        super().__init__(params, lr, weight_decay, decay_only_matrices, **own)
+
+    def _checked(self, options: dict[str, Any]) -> dict[str, Any]:
+        betas = options["betas"]
         numbers = tuple(check_number("each of betas", beta) for beta in betas)
         if len(numbers) != 2 or not all(0 <= beta < 1 for beta in numbers):
             raise ValueError(f"betas must be two numbers in [0, 1), not {betas}")
-        self.betas, self.eps = (numbers[0], numbers[1]), not_negative("eps", eps)
+        eps, amsgrad = not_negative("eps", options["eps"]), bool(options["amsgrad"])
+        return super()._checked(options) | {"betas": numbers, "eps": eps, "amsgrad": amsgrad}
 
-    def _move(self, names: list[str], parameters: Arrays, gradients: Arrays, targets: Targets) -> None:
+    def _slots_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*self._slots, "max_exp_avg_sq") if options["amsgrad"] else self._slots
+
+    def _move(self, group: dict[str, Any], names: list[str], parameters: Arrays) -> tuple[list[Any], Move]:
         steps = [self.state[name].get("step", 0) + 1 for name in names]
-        means = self._states("exp_avg", names, parameters)
-        squares = self._states("exp_avg_sq", names, parameters)
-        state = self.state | {
-            name: {"step": step, "exp_avg": mean, "exp_avg_sq": square}
-            for name, step, mean, square in zip(names, steps, means, squares, strict=True)
-        }
+        slots = self._slots_of(group)
+        kept = [self._states(slot, names, parameters) for slot in slots[1:]]
+        states = [dict(zip(slots, each, strict=True)) for each in zip(steps, *kept, strict=True)]
         update = Update(
             "adam",
-            self.lr,
-            self.weight_decay,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            eps=self.eps,
+            group["lr"],
+            group["weight_decay"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            eps=group["eps"],
             decoupled=self._fixed["decoupled_weight_decay"],
         )
-        _core._update(update, parameters, gradients, means, squares, steps, targets)
-        self.state = state
+        return states, Move(update, kept[0], kept[1], kept[2] if group["amsgrad"] else None, steps)
 
 
 class AdamW(Adam):
@@ -397,7 +543,7 @@ class AdamW(Adam):
 
     Parameters
     ----------
-    params, lr, betas, eps : as for :class:`Adam`
+    params, lr, betas, eps, amsgrad, decay_only_matrices : as for :class:`Adam`
     weight_decay : float, default 0.01
 
     References
@@ -412,19 +558,35 @@ class AdamW(Adam):
     >>> optim.AdamW(params, lr=0.5, weight_decay=0.1).step({"w": [0.0, 0.0]})
     >>> params["w"]
     array([0.95, 1.9 ])
+
+    Two groups with a decay of their own, and the same in short:
+
+    >>> w, b = np.ones((1, 2)), np.ones(2)
+    >>> groups = [{"params": {"w": w}}, {"params": {"b": b}, "weight_decay": 0.0}]
+    >>> optim.AdamW(groups, lr=0.5, weight_decay=0.1).step({"w": [[0.0, 0.0]], "b": [0.0, 0.0]})
+    >>> w, b
+    (array([[0.95, 0.95]]), array([1., 1.]))
+    >>> optimizer = optim.AdamW({"w": w, "b": b}, lr=0.5, weight_decay=0.1, decay_only_matrices=True)
+    >>> [group["weight_decay"] for group in optimizer.param_groups]
+    [0.1, 0.0]
     """
 
     _fixed: Mapping[str, Any] = {"decoupled_weight_decay": True}
 
     def __init__(
         self,
-        params: Mapping[str, Array],
+        params: Parameters,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        decay_only_matrices: bool = False,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, decay_only_matrices=decay_only_matrices
+        )
 
 
 def clip_grad_norm_(
@@ -518,18 +680,32 @@ def _is_writable_kind(array: Any) -> bool:
     return is_array and array.dtype.name in COMPUTED_IN
 
 
-def _parts(state_dict: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Check the layout of a state, and return its only group and the state of parameters."""
+def _apart(groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Split groups into matrices, and all else without decay."""
+    found: list[Mapping[str, Any]] = []
+    for group in groups:
+        matrices = {name: x for name, x in group["params"].items() if np.ndim(x) >= 2}
+        others = {name: x for name, x in group["params"].items() if name not in matrices}
+        parts = {**group, "params": matrices}, {**group, "params": others, "weight_decay": 0.0}
+        found += [part for part in parts if part["params"]]
+    return found or list(groups)
+
+
+def _parts(state_dict: Any, count: int) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+    """Check the layout of a state, and return its groups and the state of parameters."""
     if not isinstance(state_dict, Mapping) or set(state_dict) != {"state", "param_groups"}:
         raise ValueError(
             f"an optimiser's state must be a dict of 'state' and 'param_groups', not {state_dict!r:.80}"
         )
     groups, state = state_dict["param_groups"], state_dict["state"]
-    if not isinstance(groups, Sequence) or len(groups) != 1 or not isinstance(groups[0], Mapping):
-        raise ValueError(f"param_groups must be a list of one dict, not {groups!r:.80}")
+    is_list = isinstance(groups, Sequence) and all(isinstance(group, Mapping) for group in groups)
+    if not is_list or len(groups) != count:
+        raise ValueError(
+            f"param_groups must be a list of a dict for each group, here {count}; not {groups!r:.80}"
+        )
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be a dict, not {state!r:.80}")
-    return groups[0], state
+    return groups, state
 
 
 def _as_saved(name: str, option: Any) -> Any:

@@ -14,7 +14,7 @@ True
 
 from selfattn.training.fitting import fit
 from selfattn.training.objectives import Task
-from selfattn.training.state import Callback, History, Interrupted, Step
+from selfattn.training.state import Callback, EarlyStopping, History, Interrupted, Step
 from selfattn.training.triplets import (
     SPLITS,
     Triplet,
@@ -29,6 +29,7 @@ from selfattn.training.triplets import (
 __all__ = [
     "SPLITS",
     "Callback",
+    "EarlyStopping",
     "History",
     "Interrupted",
     "Step",

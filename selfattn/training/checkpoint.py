@@ -104,7 +104,7 @@ def state_of(training: TrainingState) -> dict[str, Any]:
         "parameters": training.model.parameters(),
         "optimizer": training.optimizer.state_dict(),
         "generators": [generator_state(each) for each in drawn],
-        "place": [training.epoch, source.done, source.order, training.total_loss],
+        "place": [training.epoch, source.done, source.order, training.total_loss, training.total_count],
         "step_losses": np.array(history.step_losses, np.float64),
         "epoch_losses": np.array(history.epoch_losses, np.float64),
         "validation_losses": np.array(history.validation_losses, np.float64).reshape(-1, 2),
@@ -121,8 +121,9 @@ def restore(training: TrainingState, path: Path) -> None:
         _compare("", training.fixed, state["fixed"])
         parameters, saved = training.model.parameters(), state["parameters"]
         _compare("shapes of ", _shapes(parameters), _shapes(saved))
-        epoch, done, order, total_loss = state["place"]
-        if type(epoch) is not int or epoch < 0 or type(total_loss) is not float:
+        epoch, done, order, total_loss, *count = state["place"]
+        (total_count,) = count or [float(done)]  # an older selfattn counted items
+        if type(epoch) is not int or epoch < 0 or {type(total_loss), type(total_count)} != {float}:
             raise ValueError(f"its place is epoch {epoch!r} with a loss of {total_loss!r}")
         drawn, states = generators(training.generator, training.model), state["generators"]
         if len(states) != len(drawn):
@@ -151,7 +152,8 @@ def restore(training: TrainingState, path: Path) -> None:
         set_generator_state(generator, own)
     for name, array in parameters.items():
         array[...] = saved[name]
-    training.epoch, training.total_loss, training.best = epoch, total_loss, best
+    training.epoch, training.best = epoch, best
+    training.total_loss, training.total_count = total_loss, total_count
     training.history = type(training.history)(steps, epochs, validations, evaluations)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from selfattn._check import Array, check_number, check_rows, check_size
+from selfattn._check import check_number, check_rows, check_size
 from selfattn._extras import import_extra
 from selfattn.nn import init
 from selfattn.nn.proxy_task import ProxyTask
@@ -19,7 +18,7 @@ from selfattn.training.batches import Draws, Items, Source, Stream, is_example, 
 from selfattn.training.loop import Training
 from selfattn.training.objectives import objective_of
 from selfattn.training.progress import Progress
-from selfattn.training.state import Callback, History
+from selfattn.training.state import Callback, EarlyStopping, History
 
 
 def fit(
@@ -47,7 +46,7 @@ def fit(
     resume: bool = False,
     checkpoint_every: int | None = None,
     progress: bool | None = None,
-    reduce: Callable[[Any, Any, Any], tuple[float, dict[str, Array]]] | None = None,
+    reduce: Callable[[Any, Any, Any], tuple[Any, ...]] | None = None,
 ) -> History:
     """Train a model: minimise a loss of batches.
 
@@ -69,9 +68,11 @@ def fit(
         - One of embeddings, such as :class:`~selfattn.nn.MultipleNegativesRankingLoss`: an example is the texts of
           its columns, a pair or a triplet, with the score at the end for
           :class:`~selfattn.nn.CosineSimilarityLoss`.
-        - A function: ``value, grads = loss(model, batch)``.
+        - A function: ``value, grads = loss(model, batch)``; or ``value, grads, count``, if the value is a mean over
+          other things than the batch's items: their number is its weight among other batches.
         - None, for a model with its own loss: ``value, pullback = model.loss_vjp(batch)``,
-          ``grads = pullback(1.0)``. A tuple as batch is several arguments.
+          ``grads = pullback(1.0)``. A tuple as batch is several arguments. ``model.loss_count(batch)``, if it has
+          that, is the batch's weight.
         - None, for a :class:`~selfattn.nn.ProxyTask`, or another :class:`Task`: batches are triplets, the loss is
           −confidence.
     epochs : int, optional
@@ -91,13 +92,14 @@ def fit(
         An optimizer of the model's parameters.
     log_every : int or None, default 100
         Print the loss every ``log_every`` steps, with the rate and the time that remains, and the average of each
-        epoch; None prints nothing.
+        epoch; None prints nothing. What is printed is also logged, as INFO of the logger ``selfattn.training``.
     checkpoint : path, optional
         A file that holds, after each epoch and at the end, everything that the rest of the training depends on:
         weights, optimiser, schedule, generators, the order of the epoch and the place in it. It needs the extra
         ``text``.
     callbacks : iterable of callable
-        Each is called with a :class:`Step` after every step. One that returns True ends the training.
+        Each is called with a :class:`Step` after every step. One that returns True ends the training, as
+        :class:`EarlyStopping` does.
     steps : int, optional
         The number of steps, of all epochs.
     scheduler : LRScheduler or callable, optional
@@ -108,8 +110,9 @@ def fit(
     max_norm : float, optional
         Clip the norm of the gradients, :func:`~selfattn.optim.clip_grad_norm_`.
     accumulate : int, default 1
-        Make a step along the gradient of the mean loss over the items of ``accumulate`` batches. PyTorch's habit, the
-        mean of the batches' gradients, counts the items of a smaller batch more.
+        Make a step along the gradient of the mean loss over all that counts in ``accumulate`` batches: the step of
+        one batch that holds them all. PyTorch's habit, the mean of the batches' gradients, counts the tokens of a
+        batch of short texts more. Losses with ``reduction="sum"`` are added.
     validation : sequence or iterable, optional
         Batches, or examples, for a mean loss during the training, with the model as after ``eval()``.
     validate_every : int, optional
@@ -127,7 +130,8 @@ def fit(
         Whether to show a bar with the loss and the rate, which needs ``tqdm`` of the extra ``text``. By default it is
         shown in a notebook or on a terminal if tqdm is installed.
     reduce : callable, optional
-        A function ``reduce(model, loss, batch)`` that returns the loss of a batch and the gradients, such as
+        A function ``reduce(model, loss, batch)`` that returns the loss of a batch, the gradients, and perhaps the
+        batch's weight, such as
         :class:`selfattn.interop.dask.reducer`, which computes shares of the batch on several machines.
 
     Returns
@@ -197,7 +201,7 @@ def fit(
     if not (reduce is None or callable(reduce)):
         raise TypeError(f"reduce must be a function (model, loss, batch), not a {type(reduce).__name__}")
     if reduce is not None:
-        objective = objective._replace(gradients=functools.partial(reduce, model, loss))
+        objective = objective._replace(gradients=lambda batch: (*reduce(model, loss, batch), None)[:3])
     counts = {
         "batch_size": batch_size,
         "steps": steps,
@@ -262,6 +266,11 @@ def fit(
     if training.file is not None:
         training.fixed = _fixed(training)
         _open(training, training.file, resume)
+    for callback in called:
+        if isinstance(callback, EarlyStopping):
+            if validation is None and evaluator is None:
+                raise ValueError("EarlyStopping needs validation= or evaluator=")
+            callback.begin(training.history)
     with Progress(training, progress, log_every) as shown:
         training.run(shown)
     return training.history
@@ -360,8 +369,10 @@ def _checked_optimizer(
         return kind(parameters, lr=rate if lr is None else lr)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be one of selfattn.optim, not {type(optimizer).__name__}")
-    if lr is not None and lr != optimizer.lr:
-        raise ValueError(f"lr={lr} and an optimizer with lr={optimizer.lr} were given: which one is meant?")
+    rates = [group["lr"] for group in optimizer.param_groups]
+    if lr is not None and rates != [lr] * len(rates):
+        own = rates[0] if len(rates) == 1 else rates
+        raise ValueError(f"lr={lr} and an optimizer with lr={own} were given: which one is meant?")
     moved, own = ({name: id(x) for name, x in of.items()} for of in (optimizer.params, parameters))
     if moved != own:
         raise ValueError("optimizer must be made of the parameters() of this model; it moves other arrays")

@@ -56,64 +56,86 @@ class Training(TrainingState):
         """Make a step of the optimiser with the gradients of one batch, or with their mean over several batches."""
         self.source.begin(self.generator)
         step = self.steps_of_epoch + 1
-        loss, grads, items = self._gradients()
+        loss, grads, count = self._gradients()
         norm = None if self.max_norm is None else clip_grad_norm_(grads, self.max_norm)
         for name, number in {"loss": loss, "norm of the gradients": norm}.items():
             if number is not None and not math.isfinite(number):
                 raise FloatingPointError(
                     f"the {name} is {number} in epoch {self.epoch + 1}, step {step}, with a learning rate of "
-                    f"{self.optimizer.lr}; the parameters are those before this step"
+                    f"{self._lr}; the parameters are those before this step"
                 )
-        lr = self.optimizer.lr
+        lr = self._lr
         self.optimizer.step(grads)
         if self.scheduler is not None:
             self.scheduler.step()
         self.history.step_losses.append(loss)
-        self.total_loss += loss * items
-        average = self.total_loss / self.source.done if self.source.ended else None
+        self.total_loss, self.total_count = self.total_loss + loss * count, self.total_count + count
+        average = self.total_loss / self.total_count if self.source.ended else None
         number = len(self.history.step_losses)
         steps = self.steps_per_epoch
         done = Step(self.epoch + 1, self.epochs, step, steps, loss, average, number, lr, norm)
         if average is not None:
             self.history.epoch_losses.append(average)
-            self.epoch, self.total_loss = self.epoch + 1, 0.0
+            self.epoch, self.total_loss, self.total_count = self.epoch + 1, 0.0, 0.0
             self.source.reset()
         return done
 
-    def _gradients(self) -> tuple[float, Gradients, int]:
-        """Take the next batches; return the mean loss over their items, its gradients, and the number of items."""
-        batch = self.source.take(self.generator)
-        loss, grads = self.objective.gradients(batch.content)
-        if self.accumulate > 1:  # a sum of float16 may overflow
-            grads = {name: widened(array) for name, array in grads.items()}
-        first, items, count = batch.items, batch.items, 1
-        total = loss * items
-        while count < self.accumulate and not self.source.ended:
-            batch = self.source.take(self.generator)
-            more, more_grads = self.objective.gradients(batch.content)
-            if batch.items != first:
-                more_grads = _times({name: widened(x) for name, x in more_grads.items()}, batch.items / first)
-            add_gradients(grads, more_grads)
-            items, count, total = items + batch.items, count + 1, total + more * batch.items
-        if count > 1:
-            loss, grads = total / items, _times(grads, first / items)
+    @property
+    def _lr(self) -> float:
+        """The learning rate, of the first group of parameters."""
+        lr: float = self.optimizer.param_groups[0]["lr"]
+        return lr
+
+    def _gradients(self) -> tuple[float, Gradients, float]:
+        """Take the next batches; return the loss of all of them, its gradients, and their weight.
+
+        A batch without a target weighs nothing, and its mean is NaN.
+        """
+        loss, grads, first = self._of_one_batch()
+        count, total, adds = first, loss * first, self.objective.adds
+        for _ in range(1, self.accumulate):
+            if self.source.ended:
+                break
+            more, more_grads, weight = self._of_one_batch()
+            if count == 0:
+                loss, grads, first, count, total = more, more_grads, weight, weight, more * weight
+            elif weight:
+                add_gradients(grads, more_grads if weight == first else _times(more_grads, weight / first))
+                count, total = count + weight, total + more * weight
+        if count != first:
+            loss, grads = (total, grads) if adds else (total / count, _times(grads, first / count))
         elif self.max_norm is not None:  # clipping is in place, and the arrays may be the user's
             grads = {name: array.copy() for name, array in grads.items()}
-        return loss, grads, items
+        return loss, grads, count
+
+    def _of_one_batch(self) -> tuple[float, Gradients, float]:
+        """Take a batch; return its loss, the gradients, and its weight."""
+        batch = self.source.take(self.generator)
+        loss, grads, count = self.objective.gradients(batch.content)
+        if self.accumulate > 1:  # a sum of float16 may overflow
+            grads = {name: widened(array) for name, array in grads.items()}
+        return loss, grads, self._weight(count, batch.items)
+
+    def _weight(self, count: float | None, items: int) -> float:
+        return 1.0 if self.objective.adds else float(items if count is None else count)
 
     def _validate(self, step: Step, ends: bool) -> Step:
         """Return the step with the loss of the validation batches, if validation is due."""
         if self.validation is None or not self._is_due(step, ends):
             return step
-        total, items = 0.0, 0
+        total, weights = 0.0, 0.0
         with evaluation_mode(self.model):
-            while not (items and self.validation.ended):
+            while True:
                 batch = self.validation.take(self.generator)
-                total += self.objective.value(batch.content) * batch.items
-                items += batch.items
+                value, count = self.objective.value(batch.content)
+                if weight := self._weight(count, batch.items):
+                    total, weights = total + value * weight, weights + weight
+                if self.validation.ended:
+                    break
         self.validation.reset()
-        self.history.validation_losses.append((step.number, total / items))
-        return step._replace(validation_loss=total / items)
+        mean = total / weights if weights else math.nan
+        self.history.validation_losses.append((step.number, mean))
+        return step._replace(validation_loss=mean)
 
     def _is_due(self, step: Step, ends: bool) -> bool:
         return ends if self.validate_every is None else step.number % self.validate_every == 0

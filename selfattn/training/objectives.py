@@ -40,11 +40,18 @@ class Task(Protocol):
 
 
 class Objective(NamedTuple):
-    """A loss, as two functions of a batch."""
+    """A loss, as two functions of a batch.
 
-    gradients: Callable[[Any], tuple[float, Gradients]]  # the loss, and the gradients of the parameters
-    value: Callable[[Any], float]  # the loss alone
+    Both return what the loss, a mean, divides by, or None if that is not known. It is the weight of a batch among
+    others: examples without a target count nothing.
+    """
+
+    gradients: Callable[
+        [Any], tuple[float, Gradients, float | None]
+    ]  # the loss, and the parameters' gradients
+    value: Callable[[Any], tuple[float, float | None]]  # the loss alone
     of_triplets: bool = False
+    adds: bool = False  # the loss is a sum, and that of several batches theirs
 
 
 def of_triplets(task: Any) -> Objective:
@@ -57,11 +64,11 @@ def of_triplets(task: Any) -> Objective:
         confidences, pullback = task.vjp(*map(list, zip(*batch, strict=True)))
         return -float(np.mean(confidences, dtype=np.float64)), pullback
 
-    def gradients(batch: Sequence[Sequence[Any]]) -> tuple[float, Gradients]:
+    def gradients(batch: Sequence[Sequence[Any]]) -> tuple[float, Gradients, float]:
         loss, pullback = forward(batch)
-        return loss, gradients_in(pullback(-1.0 / len(batch)))
+        return loss, gradients_in(pullback(-1.0 / len(batch))), len(batch)
 
-    return Objective(gradients, lambda batch: forward(batch)[0], of_triplets=True)
+    return Objective(gradients, lambda batch: (forward(batch)[0], len(batch)), of_triplets=True)
 
 
 def of_output(model: Any, loss: Any) -> Objective:
@@ -70,18 +77,19 @@ def of_output(model: Any, loss: Any) -> Objective:
     A batch is inputs, target, and perhaps the model's options.
     """
 
-    def gradients(batch: Any) -> tuple[float, Gradients]:
+    def gradients(batch: Any) -> tuple[float, Gradients, float | None]:
         inputs, target, options = _split(batch)
         y, pullback = model.vjp(*inputs, **options)
         value, loss_pullback = loss.vjp(y, _of_one_label(y, inputs, target))
-        return one_number(value), gradients_in(pullback(loss_pullback(1.0)))
+        return one_number(value), gradients_in(pullback(loss_pullback(1.0))), count_of(loss_pullback)
 
-    def value(batch: Any) -> float:
+    def value(batch: Any) -> tuple[float, float | None]:
         inputs, target, options = _split(batch)
         y = model(*inputs, **options)
-        return one_number(loss(y, _of_one_label(y, inputs, target)))
+        value, loss_pullback = loss.vjp(y, _of_one_label(y, inputs, target))
+        return one_number(value), count_of(loss_pullback)
 
-    return Objective(gradients, value)
+    return Objective(gradients, value, adds=getattr(loss, "reduction", None) == "sum")
 
 
 def of_embeddings(model: Any, loss: EmbeddingLoss) -> Objective:
@@ -106,61 +114,72 @@ def of_embeddings(model: Any, loss: EmbeddingLoss) -> Objective:
             )
         return texts, len(columns), labels
 
-    def gradients(batch: Any) -> tuple[float, Gradients]:
+    def gradients(batch: Any) -> tuple[float, Gradients, float]:
         texts, count, labels = split(batch)
+        rows_each = len(texts) // count
         size = loss.mini_batch_size or len(texts)
         pieces = [texts[n : n + size] for n in range(0, len(texts), size)]
         if len(pieces) == 1:
             y, pullback = model.vjp(texts)
             value, slopes = loss.vjp(np.split(y, count), labels)
-            return one_number(value), gradients_in(pullback(np.concatenate(slopes(1.0)).astype(y.dtype)))
+            grads = gradients_in(pullback(np.concatenate(slopes(1.0)).astype(y.dtype)))
+            return one_number(value), grads, rows_each
         drawn, states, rows = generators(None, model), [], []
         for piece in pieces:
             states.append([generator_state(each) for each in drawn])
             rows.append(model(piece))
         value, slopes = loss.vjp(np.split(np.concatenate(rows), count), labels)
         dy = np.split(np.concatenate(slopes(1.0)).astype(rows[0].dtype), range(size, len(texts), size))
-        grads: Gradients = {}
+        grads = {}
         for piece, d, state in zip(pieces, dy, states, strict=True):
             for each, before in zip(drawn, state, strict=True):  # what drops, drops the same again
                 set_generator_state(each, before)
             add_gradients(grads, gradients_in(model.vjp(piece)[1](d)))
-        return one_number(value), grads
+        return one_number(value), grads, rows_each
 
-    def value(batch: Any) -> float:
+    def value(batch: Any) -> tuple[float, float]:
         texts, count, labels = split(batch)
-        return one_number(loss(np.split(model(texts), count), labels))
+        return one_number(loss(np.split(model(texts), count), labels)), len(texts) // count
 
     return Objective(gradients, value)
 
 
 def of_model(model: Any) -> Objective:
     """Return the objective of a model with ``loss_vjp``; a batch is its argument, or a tuple of its arguments."""
+    counted = getattr(model, "loss_count", None)
 
-    def gradients(batch: Any) -> tuple[float, Gradients]:
-        value, pullback = model.loss_vjp(*_tuple(batch))
-        return one_number(value), gradients_in(pullback(1.0))
+    def count(arguments: tuple[Any, ...]) -> float | None:
+        return counted(*arguments) if callable(counted) else None
 
-    def value(batch: Any) -> float:
+    def gradients(batch: Any) -> tuple[float, Gradients, float | None]:
+        arguments = _tuple(batch)
+        value, pullback = model.loss_vjp(*arguments)
+        return one_number(value), gradients_in(pullback(1.0)), count(arguments)
+
+    def value(batch: Any) -> tuple[float, float | None]:
         forward, arguments = getattr(model, "loss", None), _tuple(batch)
-        return one_number(forward(*arguments) if callable(forward) else model.loss_vjp(*arguments)[0])
+        value = forward(*arguments) if callable(forward) else model.loss_vjp(*arguments)[0]
+        return one_number(value), count(arguments)
 
     return Objective(gradients, value)
 
 
 def of_function(model: Any, function: Callable[[Any, Any], Any]) -> Objective:
-    """Return the objective of a function of model and batch that returns loss and gradients."""
+    """Return the objective of a function of model and batch.
 
-    def gradients(batch: Any) -> tuple[float, Gradients]:
+    The function returns loss and gradients, and perhaps what the loss divides by.
+    """
+
+    def gradients(batch: Any) -> tuple[float, Gradients, float | None]:
         found = function(model, batch)
-        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
+        if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[1], Mapping):
             raise TypeError(
                 "a function as loss must return the loss and the dict of gradients, of a model and a batch; "
                 f"not {type(found).__name__}"
             )
-        return one_number(found[0]), gradients_in(found[1])
+        return one_number(found[0]), gradients_in(found[1]), None if len(found) == 2 else one_number(found[2])
 
-    return Objective(gradients, lambda batch: gradients(batch)[0])
+    return Objective(gradients, lambda batch: gradients(batch)[::2])
 
 
 def objective_of(model: Any, loss: Any) -> Objective:
@@ -197,6 +216,12 @@ def _check_task(task: Any) -> None:
         wrap = "; wrap the model: nn.ProxyTask(model), and train on triplets"
         hint = wrap if isinstance(task, EmbeddingModel) else ""
         raise TypeError(f"{wants}; that of {kind} takes other arguments{hint}") from None
+
+
+def count_of(pullback: Any) -> float | None:
+    """Return what the mean of a loss divides by, which its pullback has as an attribute."""
+    count: float | None = getattr(pullback, "count", None)
+    return count
 
 
 def one_number(value: Any) -> float:

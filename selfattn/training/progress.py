@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from importlib.util import find_spec
@@ -10,9 +11,11 @@ from typing import Any
 from selfattn._extras import bar_is_seen, progress_bar
 from selfattn.training.state import Step, TrainingState
 
+logger = logging.getLogger("selfattn.training")
+
 
 class Progress:
-    """Prints lines every ``log_every`` steps, and moves a bar.
+    """Prints and logs lines every ``log_every`` steps, and moves a bar.
 
     ``bar`` None shows one on a terminal or in a notebook, if tqdm is installed. Lines of triplets, those of the
     tutorial, are without the learning rate, the rate of steps and the time that remains.
@@ -74,6 +77,7 @@ class Progress:
         return ", ".join(parts)
 
     def _print(self, line: str) -> None:
+        logger.info(line)
         if self.bar is None or sys.stdout is None:
             print(line, flush=True)
         else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from selfattn._check import Array
+from selfattn._check import Array, check_number, check_size
+from selfattn._extras import import_extra
 from selfattn.nn.init import Generator
 from selfattn.optim import Optimizer
 from selfattn.optim.lr_scheduler import LRScheduler
@@ -56,7 +58,7 @@ class Step(NamedTuple):
 Callback: TypeAlias = Callable[[Step], Any]
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """The losses of a training.
 
@@ -76,6 +78,99 @@ class History:
     epoch_losses: list[float] = field(default_factory=list)
     validation_losses: list[tuple[int, float]] = field(default_factory=list)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        last = {
+            "loss": self.step_losses[-1:],
+            "epoch_loss": self.epoch_losses[-1:],
+            "validation_loss": [loss for _, loss in self.validation_losses[-1:]],
+            "score": [score for _, score in self.evaluations[-1:]],
+        }
+        shown = [f"{name}={number:.4g}" for name, numbers in last.items() for number in numbers]
+        return f"{type(self).__name__}({', '.join([f'{len(self.step_losses)} steps', *shown])})"
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Return copies of the lists by name, as JSON and ``pandas.Series`` take them."""
+        return {each.name: list(getattr(self, each.name)) for each in fields(self)}
+
+    def plot(self, ax: Any = None) -> Any:
+        """Plot the losses over the steps, with matplotlib of the extra ``viz``.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            By default a new one.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+        """
+        if ax is None:
+            ax = import_extra("matplotlib.pyplot", "viz").subplots()[1]
+        ax.plot(range(1, len(self.step_losses) + 1), self.step_losses, label="training")
+        if self.validation_losses:
+            ax.plot(*zip(*self.validation_losses, strict=True), marker="o", label="validation")
+        ax.set(xlabel="step", ylabel="loss")
+        ax.legend()
+        return ax
+
+
+class EarlyStopping:
+    """A callback that ends a training which no longer gets better.
+
+    It looks at the score if there is an evaluator, else at the loss of validation.
+
+    Parameters
+    ----------
+    patience : int
+        The training ends after this number of evaluations in a row without a better one.
+    min_delta : float, default 0.0
+        What a better one has to be better by.
+
+    Notes
+    -----
+    Each training begins anew, and one that continues from a checkpoint counts the evaluations before it. With an
+    evaluator the parameters are at the end those of the best one; with validation alone the last ones.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import nn, training
+    >>> data = [(np.ones(1, np.float32), np.ones(1, np.float32))]
+    >>> history = training.fit(
+    ...     nn.Linear(1, 1, rng=0), data, nn.MSELoss(), epochs=1000, lr=0.1, batch_size=1, log_every=None,
+    ...     validation=data, callbacks=[training.EarlyStopping(patience=3)],
+    ... )
+    >>> len(history.step_losses) < 100
+    True
+    """
+
+    def __init__(self, patience: int, min_delta: float = 0.0) -> None:
+        self.patience = check_size("patience", patience)
+        self.min_delta = check_number("min_delta", min_delta)
+        if not self.min_delta >= 0:
+            raise ValueError(f"min_delta must be at least 0, not {min_delta}")
+        self.begin(History())
+
+    def begin(self, history: History) -> None:
+        """Begin a training with a history, which is not empty if it continues another."""
+        self.best, self.waited = -math.inf, 0
+        for _, number in history.evaluations or [(n, -loss) for n, loss in history.validation_losses]:
+            self._see(number)
+
+    def _see(self, number: float) -> None:
+        if number > self.best + (self.min_delta if math.isfinite(self.best) else 0):
+            self.best, self.waited = number, 0
+        else:
+            self.waited += 1
+
+    def __call__(self, step: Step) -> bool:
+        """Return whether the training should end."""
+        if step.score is not None:
+            self._see(step.score)
+        elif step.validation_loss is not None:
+            self._see(-step.validation_loss)
+        return self.waited >= self.patience
 
 
 class Interrupted(KeyboardInterrupt):
@@ -116,7 +211,8 @@ class TrainingState:
     # The properties that a checkpoint must share with the training.
     fixed: dict[str, Any] = field(default_factory=dict)
     epoch: int = 0
-    total_loss: float = 0.0  # the loss of the epoch so far, summed over items
+    total_loss: float = 0.0  # the loss of the epoch so far, summed over what its mean counts
+    total_count: float = 0.0
     history: History = field(default_factory=History)
 
     @property

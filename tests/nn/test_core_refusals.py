@@ -119,10 +119,12 @@ def sgd(**changed):
         "gradients": [X],
         "means": None,
         "squares": None,
+        "peaks": None,
         "steps": [1],
+        "targets": None,
     }
     numbers = {name: changed.pop(name) for name in ("lr", "weight_decay", "kind") if name in changed}
-    _core._update(Update("sgd", 0.1, 0.0)._replace(**numbers), *(given | changed).values())
+    _core._update((Update("sgd", 0.1, 0.0)._replace(**numbers), *(given | changed).values()))
 
 
 test_steps_of_optimisers = refusals(
@@ -147,7 +149,12 @@ test_steps_of_optimisers = refusals(
     (lambda: sgd(lr="fast"), TypeError, "lr must be a real number"),
     (lambda: sgd(kind="adam"), TypeError, "adam needs lists of means and of squares"),
     (lambda: sgd(kind="lion"), ValueError, "kind must be one of sgd adam, not 'lion'"),
-    (lambda: _core._update(None, [X], [X], None, None, [1]), TypeError, "an update must be a Update"),
+    (
+        lambda: _core._update((None, [X], [X], None, None, None, [1], None)),
+        TypeError,
+        "an update must be a Update",
+    ),
+    (lambda: _core._update([X]), TypeError, "a group must be a tuple of settings and 7 lists"),
 )
 
 
@@ -157,7 +164,8 @@ test_steps_of_optimisers = refusals(
 def test_targets_of_steps(targets):
     lists = [[np.ones(3, np.float32)] for _ in range(4)]
     with pytest.raises(TypeError):
-        _core._update(Update("adam", 0.1, 0.0, beta1=0.9, beta2=0.999, eps=1e-8), *lists, [1], targets)
+        update = Update("adam", 0.1, 0.0, beta1=0.9, beta2=0.999, eps=1e-8)
+        _core._update((update, *lists, None, [1], targets))
     np.testing.assert_array_equal(lists, 1)
 
 

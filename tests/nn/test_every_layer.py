@@ -125,6 +125,8 @@ LAYERS = {
     "BCEWithLogitsLoss": unseeded(nn.BCEWithLogitsLoss, inputs=(X, SHARES), pos_weight=np.arange(6.0)),
     **{name: activation(name) for name in ("ReLU", "Tanh", "SiLU", "GELU")},
     "GELU by tanh": activation("GELU", approximate="tanh"),
+    "SwiGLU": seeded(nn.SwiGLU, 6, 5),
+    "SwiGLU with biases": seeded(nn.SwiGLU, 6, 5, bias=True),
     "Linear": seeded(nn.Linear, 6, 3, theirs=lambda torch: torch.nn.Linear(6, 3)),
     "Linear without bias": seeded(
         nn.Linear, 6, 3, bias=False, theirs=lambda torch: torch.nn.Linear(6, 3, bias=False)

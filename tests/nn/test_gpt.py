@@ -200,6 +200,16 @@ def test_a_tied_head_is_one_parameter():
     assert "head.weight" not in model.parameters()
     own = copy.deepcopy(model)
     assert own.head.weight is own.token_embedding.weight is not model.head.weight
+    for name in ("head.weight", "token_embedding.weight"):  # each is enough, as in files of Transformers
+        own.token_embedding.weight[...] = 0
+        state = model.state_dict()
+        del state[name]
+        own.load_state_dict(state)
+        np.testing.assert_array_equal(own.head.weight, model.head.weight)
+    with pytest.raises(ValueError, match="missing: token_embedding"):
+        own.load_state_dict(
+            {name: x for name, x in state.items() if "head" not in name and "token" not in name}
+        )
     assert "head.weight" in make(tie_word_embeddings=False).parameters()
 
 

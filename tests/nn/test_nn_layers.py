@@ -231,6 +231,15 @@ ACTIVATIONS = {
         lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     ),
 }
+
+
+def test_swiglu_by_its_formula():
+    layer, x = nn.SwiGLU(4, 3, rng=0, **F64), np.random.default_rng(0).standard_normal((2, 4))
+    w1, w2, w3 = (layer.parameters()[f"w{n}.weight"] for n in (1, 2, 3))
+    gate = x @ w1.T
+    np.testing.assert_allclose(layer(x), (gate / (1 + np.exp(-gate)) * (x @ w3.T)) @ w2.T, rtol=1e-13)
+
+
 NUMBERS = 3 * np.random.default_rng(0).standard_normal((3, 4, 5))
 
 

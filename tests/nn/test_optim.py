@@ -25,6 +25,7 @@ CASES = [
     ("Adam", {"lr": 0.1, "betas": (0.5, 0.8), "eps": 1e-3, "weight_decay": 0.3}),
     ("AdamW", {"lr": 0.1}),
     ("AdamW", {"lr": 0.1, "betas": (0.5, 0.8), "weight_decay": 0.3}),
+    ("AdamW", {"lr": 0.1, "betas": (0.5, 0.8), "amsgrad": True}),
 ]
 
 
@@ -53,7 +54,7 @@ def by_hand(name, options, theta, grads):
     """The algorithms as their papers and PyTorch's documentation write them, for one parameter."""
     o = {"lr": 1e-3, "momentum": 0, "dampening": 0, "nesterov": False, "betas": (0.9, 0.999), "eps": 1e-8}
     o |= {"weight_decay": 0.01 if name == "AdamW" else 0} | options
-    m, v = np.zeros_like(theta), np.zeros_like(theta)
+    m, v, peak = np.zeros_like(theta), np.zeros_like(theta), np.zeros_like(theta)
     for t, grad in enumerate(grads, 1):
         decay = o["weight_decay"] * theta
         g = grad if name == "AdamW" else grad + decay
@@ -65,7 +66,8 @@ def by_hand(name, options, theta, grads):
             continue
         (b, c) = o["betas"]
         m, v = b * m + (1 - b) * g, c * v + (1 - c) * g * g
-        theta = theta - o["lr"] * (m / (1 - b**t)) / (np.sqrt(v / (1 - c**t)) + o["eps"])
+        peak = np.maximum(peak, v) if o.get("amsgrad") else v
+        theta = theta - o["lr"] * (m / (1 - b**t)) / (np.sqrt(peak / (1 - c**t)) + o["eps"])
     return theta
 
 
@@ -81,7 +83,7 @@ def test_ten_steps_are_those_of_the_algorithm(name, options, dtype):
         np.testing.assert_allclose(live[key], expected, rtol=0, atol=close)
 
 
-@pytest.mark.parametrize(("name", "options"), [CASES[1], CASES[4], CASES[6]])
+@pytest.mark.parametrize(("name", "options"), [CASES[1], CASES[4], CASES[6], CASES[7]])
 def test_bits_depend_on_neither_threads_nor_instruction_set(name, options, isa):
     """The arrays are long enough for seven threads; no operation is fused."""
 
@@ -200,6 +202,116 @@ def test_the_state_is_laid_out_as_that_of_pytorch(name, options):
         np.testing.assert_allclose(our_state[key], value.numpy(), rtol=4 * np.finfo(float).eps)
 
 
+def two_groups(name="AdamW", **options):
+    params = {"a": np.ones((2, 3)), "b": np.ones(3, np.float16), "c": np.ones(2)}
+    groups = [
+        {"params": {"a": params["a"]}, "weight_decay": 0.5},
+        {"params": {"b": params["b"], "c": params["c"]}, "lr": 0.01},
+    ]
+    return params, getattr(optim, name)(groups, lr=0.1, **options)
+
+
+@pytest.mark.parametrize(("name", "options"), [("AdamW", {"amsgrad": True}), ("SGD", {"momentum": 0.9})])
+def test_a_group_moves_as_an_optimizer_of_its_own(name, options):
+    params, both = two_groups(name, **options)
+    other, _ = two_groups(name)
+    make = getattr(optim, name)
+    rest = {key: other[key] for key in "bc"}
+    apart = make({"a": other["a"]}, 0.1, weight_decay=0.5, **options), make(rest, 0.01, **options)
+    for step in range(4):
+        grads = {key: np.full(x.shape, 0.3 * step - 0.1) for key, x in params.items()}
+        if step == 2:
+            both.load_state_dict(json.loads(json.dumps(both.state_dict(), default=repr)) | both.state_dict())
+        both.step(grads)
+        for each in apart:  # takes its part
+            each.step(grads)
+        np.testing.assert_equal(params, other)
+
+
+def test_options_of_groups():
+    params, optimizer = two_groups()
+    assert optimizer.params.keys() == params.keys() and optimizer.eps == 1e-8
+    optimizer.betas = (0.5, 0.5)
+    assert [group["betas"] for group in optimizer.param_groups] == [(0.5, 0.5)] * 2
+    for differs in (lambda: optimizer.lr, lambda: setattr(optimizer, "lr", 1.0)):
+        with pytest.raises(AttributeError, match=r"differ in lr: \[0.1, 0.01\]; param_groups\[i\]\['lr'\]"):
+            differs()
+    optimizer.param_groups[1]["lr"] = float("nan")
+    with pytest.raises(ValueError, match="lr and weight_decay"):
+        optimizer.step({"a": np.ones((2, 3)), "b": np.ones(3)})
+    np.testing.assert_array_equal(params["a"], 1)
+    assert optimizer.state["a"] == {}
+    short = optim.AdamW(params, weight_decay=0.5, decay_only_matrices=True)
+    found = [(list(group["params"]), group["weight_decay"]) for group in short.param_groups]
+    assert found == [(["a"], 0.5), (["b", "c"], 0.0)]
+    assert len(optim.SGD({"b": params["b"]}, decay_only_matrices=True).param_groups) == 1
+    group = {"params": {"a": np.ones(2)}}
+    for groups, error, message in (
+        ([], TypeError, "or a list of groups"),
+        ([np.ones(2)], TypeError, "or a list of groups"),
+        ([{"params": [np.ones(2)]}], TypeError, "or a list of groups"),
+        ([group, group], ValueError, "a is in two groups"),
+        ([group, {"params": {"b": group["params"]["a"]}}], ValueError, "a and b share memory"),
+        ([group | {"decay": 1.0}], TypeError, "Adam has no option 'decay'"),
+        ([group | {"eps": -1.0}], ValueError, "eps must be at least 0"),
+    ):
+        with pytest.raises(error, match=message):
+            optim.Adam(groups)
+    state = optimizer.state_dict()
+    with pytest.raises(ValueError, match="a dict for each group, here 2"):
+        optimizer.load_state_dict(state | {"param_groups": state["param_groups"][:1]})
+    old = short.state_dict()
+    for each in old["param_groups"]:  # as an older selfattn wrote it
+        del each["amsgrad"]
+    short.load_state_dict(old)
+
+
+@pytest.mark.parametrize("name", ["linear", "sequence", "three phases"])
+def test_schedules_of_groups_have_the_bits_of_pytorch(name):
+    torch = pytest.importorskip("torch")
+    weights = [torch.zeros(1, requires_grad=True) for _ in range(2)]
+    theirs = torch.optim.SGD(
+        [{"params": weights[:1]}, {"params": weights[1:], "lr": 0.7}], lr=0.3, momentum=0.9
+    )
+    own = [{"params": {"a": np.zeros(1)}}, {"params": {"b": np.zeros(1)}, "lr": 0.7}]
+    mine = optim.SGD(own, lr=0.3, momentum=0.9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = course(
+            theirs, SCHEDULES[name](torch.optim.lr_scheduler, theirs), lambda: None, theirs.step
+        )
+    scheduler = SCHEDULES[name](lr_scheduler, mine)
+    assert course(mine, scheduler, lambda: None, lambda: mine.step({"a": [1.0], "b": [1.0]})) == expected
+    scheduler.load_state_dict(scheduler.state_dict())
+
+
+def test_lists_of_a_schedule_have_an_entry_for_each_group():
+    _, optimizer = two_groups()
+    with pytest.raises(TypeError, match="for each group of parameters, here 2"):
+        lr_scheduler.LambdaLR(optimizer, [math.cosh])
+    with pytest.raises(ValueError, match="max_lr has 1 numbers for 2 groups"):
+        lr_scheduler.OneCycleLR(optimizer, [0.1], 5)
+    assert lr_scheduler.LambdaLR(optimizer, [lambda _: 2.0, lambda _: 3.0]).get_last_lr() == [0.2, 0.03]
+    assert lr_scheduler.OneCycleLR(optimizer, [0.5, 0.25], 5).get_last_lr() == pytest.approx([0.02, 0.01])
+
+
+@pytest.mark.parametrize("floor", [{"min_lr": 0.02}, {"min_lr_rate": 0.3}])
+def test_warm_up_and_cosine_to_a_floor(floor):
+    """By Transformers' formula, and flat after its end."""
+    optimizer = sgd(lr=0.1)
+    make = lr_scheduler.get_cosine_with_min_lr_schedule_with_warmup
+    scheduler, least = make(optimizer, 3, 11, **floor), floor.get("min_lr", 0.03)
+    found = [
+        rate for rate, _ in course(optimizer, scheduler, lambda: 0, lambda: optimizer.step({"w": [0.0]}))
+    ]
+    steps = np.minimum(np.arange(STEPS), 11)
+    cosine = (1 + np.cos(np.pi * (steps - 3) / 8)) / 2
+    expected = np.where(steps < 3, steps / 3 * 0.1, least + (0.1 - least) * cosine)
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
+    with pytest.raises(ValueError, match="one of min_lr and min_lr_rate"):
+        make(optimizer, 3, 11)
+
+
 def adam_state(**changes):
     """Make the state of an Adam for "w" of two numbers, some entries changed."""
     optimizer = adam()
@@ -214,7 +326,7 @@ def adam_state(**changes):
     ("state", "error", "message"),
     [
         (None, ValueError, "'state' and 'param_groups', not None"),
-        ({"state": {}, "param_groups": []}, ValueError, "list of one dict"),
+        ({"state": {}, "param_groups": []}, ValueError, "a dict for each group, here 1"),
         (optim.SGD({"w": np.ones(2)}).state_dict(), ValueError, "must have .*'betas'.* for Adam"),
         (optim.AdamW({"w": np.ones(2)}).state_dict(), ValueError, "decoupled_weight_decay=False, not True"),
         (adam_state(params=["v"]), ValueError, r"of the parameters \['v'\], not \['w'\]"),
@@ -256,7 +368,7 @@ test_wrong_calls_say_what_is_wrong = refusals(
         TypeError,
         "the gradient of w is a MaskedArray; pass a plain array",
     ),
-    (lambda: adam(W).step({"w": np.ones(2), "u": np.ones(2)}), ValueError, "'u', which is not"),
+    (lambda: adam(W).step({"u": np.ones(2)}), ValueError, "'u', which is not .*, and has none for 'w'"),
     (lambda: adam(W).step((np.ones(2), W)), TypeError, "grads must be a mapping .*, not tuple"),
     (lambda: adam(W).step({"w": np.ones(2, complex)}), TypeError, "complex128"),
     (lambda: adam(W).step({"w": np.ones(2, "m8[s]")}), TypeError, "timedelta64"),

@@ -172,7 +172,7 @@ def lists_that_change():
                 packed = sa._core._pack_ids([ids], 50)
                 assert packed is None or set(packed[0].tolist()) <= {1, 2}
                 with contextlib.suppress(TypeError):  # the list may be empty at that moment
-                    sa._core._update(ADAM, *arrays, [1])
+                    sa._core._update((ADAM, *arrays, None, [1], None))
         finally:
             done.set()
 

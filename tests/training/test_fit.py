@@ -191,6 +191,108 @@ def test_accumulated_gradients_are_those_of_one_batch():
         np.testing.assert_allclose(other, losses[0], rtol=1e-5)
 
 
+WEIGHTED = nn.CrossEntropyLoss(weight=[1.0, 3.0])
+NO_TARGET = np.where(np.arange(24) % 12 < 11, -100, Y)  # most batches of 4 have none, among them the first
+WORDS = [np.arange(n) % 7 for n in (3, 3, 14, 15)]
+
+
+def counting(model, batch):
+    """MSE of what is not NaN, as a function of model and batch."""
+    x, target = batch
+    y, pullback = model.vjp(x)
+    kept = ~np.isnan(target)
+    value, back = nn.MSELoss().vjp(y[kept], target[kept]) if kept.any() else (np.nan, lambda _: np.nan)
+    dy = np.zeros_like(y)
+    dy[kept] = back(1.0)
+    return value, pullback(dy)[1], np.count_nonzero(kept)
+
+
+@pytest.mark.parametrize(
+    ("make", "whole", "parts", "loss"),
+    [
+        (make_model, [(X, Y)], BATCHES, WEIGHTED),
+        (make_model, [(X, NO_TARGET)], [(X[i : i + 4], NO_TARGET[i : i + 4]) for i in range(0, 24, 4)], CE),
+        (make_model, [(X, Y)], [(X[:3], Y[:3]), (X[3:], Y[3:])], nn.CrossEntropyLoss(reduction="sum")),
+        (
+            lambda: nn.Linear(3, 1, rng=0),
+            [(X, np.where(NO_TARGET < 0, np.nan, X[:, 0])[:, None])],
+            [(X[i : i + 8], np.where(NO_TARGET < 0, np.nan, X[:, 0])[i : i + 8, None]) for i in (0, 8, 16)],
+            counting,
+        ),
+        (lambda: nn.GPT(7, 8, 1, 2, 16, rng=0), [(WORDS,)], [(WORDS[:2],), (WORDS[2:],)], None),
+    ],
+    ids=["classes of a weight", "ignored targets", "sums", "a function", "texts of other lengths"],
+)
+def test_accumulation_is_one_batch_of_all_that_counts(make, whole, parts, loss):
+    """So is validation in several batches. 24 terms of float32 are summed in another order."""
+    found = []
+    for batches, accumulate in ((whole, 1), (parts, len(parts))):
+        model = make()
+        options = {
+            "accumulate": accumulate,
+            "shuffle": False,
+            "validation": parts if accumulate == 1 else whole,
+        }
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        history = fit(model, batches, loss, optimizer=optimizer, **options)
+        found.append(
+            (model.parameters(), history.step_losses, history.epoch_losses, history.validation_losses)
+        )
+    of_one, of_all = found
+    for name, array in of_one[0].items():
+        np.testing.assert_allclose(of_all[0][name], array, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(of_all[1:2], of_one[1:2], rtol=1e-5)
+    if getattr(loss, "reduction", None) != "sum":
+        np.testing.assert_allclose(of_all[2], of_one[2], rtol=1e-5)
+        np.testing.assert_allclose(of_all[3], of_one[3], rtol=1e-5)
+
+
+def test_a_training_ends_when_it_no_longer_gets_better(tmp_path):
+    scores = [3.0, 5.0, 5.05, 4.0, 9.0]
+
+    def trained(patience, steps=None, resume=False, **more):
+        model = make_model()
+        rest = iter(scores[2:] if resume else scores)
+        options = {"epochs": 9, "validate_every": 1, "checkpoint": tmp_path / f"{patience}", "resume": resume}
+        stop = training.EarlyStopping(patience, 0.1)
+        options["evaluator"] = lambda _: next(rest)
+        return fit(model, BATCHES, shuffle=False, callbacks=[stop], steps=steps, **options, **more)
+
+    assert [score for _, score in trained(2).evaluations] == scores[:4]
+    trained(1, steps=1)
+    assert [score for _, score in trained(1, resume=True).evaluations] == scores[:3]
+    told, model = [], make_model()
+    stop = training.EarlyStopping(1)
+    for _ in range(2):  # each training begins anew; with a rate of 0 nothing gets better
+        history = fit(model, BATCHES, epochs=5, lr=0.0, validation=BATCHES, callbacks=[stop, told.append])
+        assert len(history.epoch_losses) == 2
+    with pytest.raises(ValueError, match="EarlyStopping needs validation= or evaluator="):
+        fit(model, BATCHES, callbacks=[stop])
+    with pytest.raises(ValueError, match="min_delta must be at least 0"):
+        training.EarlyStopping(1, -0.1)
+
+
+def test_a_history_is_short_in_print_and_whole_as_a_dict(capsys, caplog):
+    caplog.set_level("INFO", "selfattn.training")
+    history = training.fit(
+        make_model(), BATCHES, CE, epochs=2, lr=0.0, shuffle=False, validation=BATCHES, log_every=4
+    )
+    mean = f"{history.epoch_losses[-1]:.4g}"
+    assert re.fullmatch(
+        rf"History\(12 steps, loss=[\d.]+, epoch_loss={mean}, validation_loss={mean}\)", repr(history)
+    )
+    assert repr(training.History()) == "History(0 steps)"
+    assert history.to_dict() == vars(history) and history.to_dict()["step_losses"] is not history.step_losses
+    printed = capsys.readouterr().out.splitlines()
+    assert [record.getMessage() for record in caplog.records] == printed and len(printed) == 6
+
+
+def test_a_plot_of_a_history():
+    pytest.importorskip("matplotlib").use("agg")
+    lines = training.History([3.0, 2.0], [], [(2, 2.5)]).plot().lines
+    assert [line.get_xydata().tolist() for line in lines] == [[[1, 3], [2, 2]], [[2, 2.5]]]
+
+
 GRADIENTS = {
     "list": [3.0, 4.0],
     "integers": np.array([3, 4]),

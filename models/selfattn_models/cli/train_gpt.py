@@ -21,7 +21,7 @@ from selfattn.cli.train import check_place
 from selfattn.engine import Array
 from selfattn.text import read_text
 from selfattn.training import checkpoint as checkpoints
-from selfattn_models.gpt2 import as_gpt2, character_tokenizer
+from selfattn_models.gpt2 import character_tokenizer
 
 UNFINISHED = "unfinished.safetensors"
 WRITTEN = dict.fromkeys((files.CONFIG, files.WEIGHTS), "a model")
@@ -118,9 +118,7 @@ def _train(options: argparse.Namespace) -> int:
         return min(1, (step + 1) / warm) * (0.55 + 0.45 * cosine)
 
     try:
-        with streams.saved_at_the_end(
-            lambda: models.save(as_gpt2(model, tokenizer), options.out), options.out
-        ):
+        with streams.saved_at_the_end(lambda: models.save(model, options.out, tokenizer), options.out):
             history = training.fit(
                 model,
                 batches,

@@ -327,9 +327,42 @@ def test_a_gpt_is_a_gpt2(tied, activation):
     found, ids = as_gpt2(gpt), rng.integers(0, 20, 16)
     np.testing.assert_array_equal(found.logits(ids), gpt(ids))
     np.testing.assert_array_equal(found.generate(ids[:4], 8), gpt.generate(ids[:4], 8))
-    for other in ({"positions": "rotary"}, {"norm_first": False}, {"bias": False}):
-        with pytest.raises(ValueError, match="is a GPT-2"):
-            as_gpt2(nn.GPT(20, 12, 1, 3, 16, rng=0, **other))
+
+
+def test_a_gpt_is_saved_as_a_folder(tmp_path):
+    """And so is an EmbeddingModel; what Transformers has no model of is refused by what it lacks."""
+    gpt, ids = nn.GPT(5, 12, 1, 3, 16, dropout=0.25, rng=0).eval(), [1, 2, 3]
+    models.save(gpt, tmp_path / "gpt", character_tokenizer("abcd"))
+    found = models.load(tmp_path / "gpt")
+    np.testing.assert_array_equal(found.logits(ids), gpt(ids))
+    assert found.tokenizer.encode("ab").ids == [1, 2]
+    for other, lacks in (
+        ({"positions": "rotary"}, r'positions="learned"'),
+        ({"norm_first": False}, "norm_first=True"),
+        ({"bias": False, "positions": "rotary"}, r'positions="learned", bias=True'),
+    ):
+        with pytest.raises(ValueError, match=f"it lacks {lacks}$"):
+            models.save(nn.GPT(5, 12, 1, 3, 16, rng=0, **other), tmp_path / "other")
+    with pytest.raises(ValueError, match="it lacks weights of floats"):
+        models.save(gpt.quantize("int8"), tmp_path / "other")
+    with pytest.raises(TypeError, match="tokenizer is for a GPT"):
+        models.save(found, tmp_path / "other", character_tokenizer("abcd"))
+    assert not (tmp_path / "other").exists()
+    model = nn.EmbeddingModel(str.split, 5, 4, max_seq_len=8, rng=0)
+    models.save(model, tmp_path / "own")
+    assert (tmp_path / "own" / "model.safetensors").exists()
+
+
+def test_transformers_opens_the_folder_of_a_gpt(tmp_path):
+    torch, transformers = map(pytest.importorskip, ("torch", "transformers"))
+    gpt, ids = nn.GPT(5, 12, 1, 3, 16, dropout=0.25, rng=0).eval(), [1, 2, 3]
+    models.save(
+        gpt, tmp_path, transformers.PreTrainedTokenizerFast(tokenizer_object=character_tokenizer("abcd"))
+    )
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    # logits below 1, of sums of 12 products
+    np.testing.assert_allclose(theirs(torch.tensor([ids])).logits[0].detach(), gpt(ids), rtol=0, atol=1e-5)
+    assert theirs.config.resid_pdrop == theirs.config.attn_pdrop == 0.25
 
 
 def test_characters():

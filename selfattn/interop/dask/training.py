@@ -12,6 +12,7 @@ import numpy as np
 from selfattn._check import Array, check_size, seed_from_rng
 from selfattn._extras import import_extra
 from selfattn._version import __version__
+from selfattn.functional._products import widened
 from selfattn.interop.dask.workers import on_worker, tree
 from selfattn.nn import add_gradients
 from selfattn.random import TorchGenerator
@@ -32,8 +33,8 @@ class reducer:  # noqa: N801 # a function for users
     ----------
     client : distributed.Client
     shares : int, default 8
-        A batch of fewer items has fewer pieces. The loss is the mean over the items: a loss that is a mean over
-        something else, such as the tokens that are not ignored, weights each piece by its items.
+        A batch of fewer items has fewer pieces. The loss of a batch is the mean over all that counts in it, such as
+        the tokens that are not ignored, whatever piece they are in.
 
     Notes
     -----
@@ -58,8 +59,8 @@ class reducer:  # noqa: N801 # a function for users
             raise TypeError(f"client must be a distributed.Client, got {type(client).__name__}")
         self.client, self.shares = client, check_size("shares", shares)
 
-    def __call__(self, model: Any, loss: Any, batch: Any) -> tuple[float, dict[str, Array]]:
-        """Return the mean loss over the items of a batch, and its gradients."""
+    def __call__(self, model: Any, loss: Any, batch: Any) -> tuple[float, dict[str, Array], float]:
+        """Return the loss of a batch, its gradients, and what the mean divides by."""
         items = _items(batch)
         cuts = np.linspace(0, items, min(self.shares, items) + 1).astype(int).tolist()
         drops = generators(None, model)
@@ -77,8 +78,16 @@ class reducer:  # noqa: N801 # a function for users
                     alive = self.client.nthreads().keys()
                     lost = bool(workers and alive) and alive.isdisjoint(workers)
             if total.done():
-                found: tuple[float, dict[str, Array]] = total.result()
-                return found
+                value, grads, count = total.result()
+                if getattr(loss, "reduction", None) == "sum":
+                    return value, grads, count
+                with np.errstate(all="ignore"):  # nothing counts: NaN, as without pieces
+                    each = np.float64(1) / count
+                    return (
+                        float(value * each),
+                        {name: x * x.dtype.type(each) for name, x in grads.items()},
+                        count,
+                    )
 
     def _sum(
         self, workers: Sequence[str | None], batch: Any, cuts: list[int], seed: int, pickled: bytes
@@ -92,7 +101,7 @@ class reducer:  # noqa: N801 # a function for users
             # model.
             worker = workers[n * len(workers) // (len(cuts) - 1)]
             piece = _piece(batch, begin, end)
-            parts.append(self._submit(worker, share, sent, [seed, n], (end - begin) / cuts[-1], piece))
+            parts.append(self._submit(worker, share, sent, [seed, n], end - begin, piece))
         return tree(lambda few: self._submit(None, add, few), parts)
 
     def _submit(self, worker: str | None, function: Any, *arguments: Any) -> Any:
@@ -132,22 +141,27 @@ def held(pickled: Any) -> Any:
 
 
 @on_worker
-def share(pickled: Any, seed: list[int], factor: float, piece: Any) -> tuple[float, dict[str, Array]]:
-    """Return what a piece adds to the loss and to the gradients, by a model of this task's own."""
+def share(pickled: Any, seed: list[int], items: int, piece: Any) -> tuple[float, dict[str, Array], float]:
+    """Return what a piece adds to the loss, to the gradients and to what counts, by a model of this task's own."""
     model, loss = pickle.loads(pickled)
     fresh: dict[int, np.random.Generator] = {}
     for module in model.modules() if hasattr(model, "modules") else ():
         for name, each in vars(module).items():
             if isinstance(each, np.random.Generator | TorchGenerator):
                 vars(module)[name] = fresh.setdefault(id(each), np.random.default_rng([*seed, len(fresh)]))
-    value, grads = objective_of(model, loss).gradients(piece)
-    return value * factor, {name: x * x.dtype.type(factor) for name, x in grads.items()}
+    objective = objective_of(model, loss)
+    value, grads, count = objective.gradients(piece)
+    count = 1.0 if objective.adds else float(items if count is None else count)
+    if count == 0:  # the mean of nothing is NaN
+        return 0.0, {name: np.zeros_like(x) for name, x in grads.items()}, 0.0
+    wide = {name: widened(x) for name, x in grads.items()}  # a sum of float16 may overflow
+    return value * count, {name: x * x.dtype.type(count) for name, x in wide.items()}, count
 
 
 @on_worker
-def add(parts: list[tuple[float, dict[str, Array]]]) -> tuple[float, dict[str, Array]]:
-    """Sum losses and gradients of neighbours."""
+def add(parts: list[tuple[float, dict[str, Array], float]]) -> tuple[float, dict[str, Array], float]:
+    """Sum losses, gradients and counts of neighbours."""
     grads: dict[str, Array] = {}
-    for _, found in parts:
+    for _, found, _ in parts:
         add_gradients(grads, found)
-    return sum(value for value, _ in parts), grads
+    return sum(value for value, _, _ in parts), grads, sum(count for _, _, count in parts)
