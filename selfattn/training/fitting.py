@@ -201,7 +201,8 @@ def fit(
     if not (reduce is None or callable(reduce)):
         raise TypeError(f"reduce must be a function (model, loss, batch), not a {type(reduce).__name__}")
     if reduce is not None:
-        objective = objective._replace(gradients=lambda batch: (*reduce(model, loss, batch), None)[:3])
+        counted = getattr(reduce, "counted", reduce)
+        objective = objective._replace(gradients=lambda batch: (*counted(model, loss, batch), None)[:3])
     counts = {
         "batch_size": batch_size,
         "steps": steps,

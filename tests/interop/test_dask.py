@@ -175,6 +175,12 @@ def test_shares_are_the_batch():
         assert loss == pytest.approx(float(expected), rel=1e-14)
         for name, grad in pullback(of_loss(1.0))[1].items():
             np.testing.assert_allclose(grads[name], grad, rtol=0, atol=1e-14 * max(1, abs(grad).max()))
+        linear, targets = nn.Linear(4, 2, rng=0, dtype=np.float64), np.array([-100] * 5 + [0, 1])
+        found = interop.reducer(client, shares=3)(linear, nn.CrossEntropyLoss(), (batch[0][:, 0], targets))
+        y, pullback = linear.vjp(batch[0][:, 0])
+        expected, of_loss = nn.CrossEntropyLoss().vjp(y, targets)  # only one share has targets
+        np.testing.assert_allclose(found[1]["weight"], pullback(of_loss(1.0))[1]["weight"], rtol=1e-13)
+        assert found[0] == pytest.approx(float(expected), rel=1e-14)
         with pytest.raises(ValueError, match=r"lengths differ: \[2, 3\]"):
             interop.reducer(client)(model, nn.MSELoss(), (np.ones((2, 1)), np.ones((3, 1))))
 

@@ -59,8 +59,22 @@ class reducer:  # noqa: N801 # a function for users
             raise TypeError(f"client must be a distributed.Client, got {type(client).__name__}")
         self.client, self.shares = client, check_size("shares", shares)
 
-    def __call__(self, model: Any, loss: Any, batch: Any) -> tuple[float, dict[str, Array], float]:
-        """Return the loss of a batch, its gradients, and what the mean divides by."""
+    def __call__(self, model: Any, loss: Any, batch: Any) -> tuple[float, dict[str, Array]]:
+        """Return the loss of a batch, and its gradients."""
+        return self.counted(model, loss, batch)[:2]
+
+    def counted(self, model: Any, loss: Any, batch: Any) -> tuple[float, dict[str, Array], float]:
+        """Return the loss of a batch, its gradients, and what the mean divides by, which ``fit`` asks for.
+
+        Parameters
+        ----------
+        model, loss, batch : object
+            As ``fit`` has them.
+
+        Returns
+        -------
+        tuple of (float, dict of str to ndarray, float)
+        """
         items = _items(batch)
         cuts = np.linspace(0, items, min(self.shares, items) + 1).astype(int).tolist()
         drops = generators(None, model)
