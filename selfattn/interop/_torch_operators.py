@@ -39,6 +39,9 @@ _SCHEMA = (
     f"float dropout_p=0.0, bool is_causal=False, {_NUMBERS}, str? causal=None, int? left=None, int? right=None, "
     "int? block_mask=None"
 )
+_PLAIN = torch.Tensor
+_NUMPYS = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.bool}
+_OFFSETS = TENSORS[3:].index("cu_seqlens_q")
 BLOCK_MASKS: weakref.WeakValueDictionary[int, BlockMask] = weakref.WeakValueDictionary()  # by their id
 
 
@@ -48,9 +51,8 @@ def _plain(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor
     return _tensor(_core.scaled_dot_product_attention(*arrays, None, 0.0, is_causal, num_threads=_threads()))
 
 
-def _forward(*tensors: Tensor | None, keep: bool = False, **options: Any) -> list[Tensor]:
+def forward(given: dict[str, Any], keep: bool) -> list[Tensor]:
     """Return the results, and with ``keep`` statistics and, for 16 bits, the output before rounding."""
-    given = _read(tensors, options)
     if not keep:
         packed = "cu_seqlens_q" in given
         found = (_core._varlen_attention if packed else _core.scaled_dot_product_attention)(**given)
@@ -58,6 +60,10 @@ def _forward(*tensors: Tensor | None, keep: bool = False, **options: Any) -> lis
     out, statistics, unrounded, *rest = attention_forward(**given)
     kept = (statistics,) if unrounded is out else (statistics, unrounded)
     return [_tensor(x) for x in (out, *rest, *kept)]
+
+
+def _forward(*tensors: Tensor | None, keep: bool = False, **options: Any) -> list[Tensor]:
+    return forward(_read(tensors, options), keep)
 
 
 def _forward_fake(
@@ -72,7 +78,7 @@ def _forward_fake(
     **_: Any,
 ) -> list[Tensor]:
     """Return tensors of the shapes, dtypes and strides that `_forward` returns."""
-    packed = others[4:] and others[4] is not None
+    packed = others[_OFFSETS:] and others[_OFFSETS] is not None
     heads = -3 if enable_gqa else -2  # those of query count
     lead = torch.broadcast_shapes(*(x.shape[:heads] for x in (query, key, value))) + query.shape[heads:-2]
     rows = (query.shape[1], query.shape[0]) if packed else (*lead, query.shape[-2])
@@ -87,26 +93,28 @@ def _forward_fake(
     return found
 
 
-def _backward(
+def backward(
+    given: dict[str, Any],
+    names: tuple[str, ...],
     grad_out: Tensor | None,
     grad_lse: Tensor | None,
     out: Tensor,
     statistics: Tensor,
-    *tensors: Tensor | None,
-    wrt: list[int],
-    **options: Any,
 ) -> list[Tensor]:
-    """Return the gradients of the tensors whose places ``wrt`` lists."""
-    given = _read(tensors, options)
+    """Return the gradients that ``names`` lists."""
     found = attention_backward(
         **given,
-        names=tuple(NAMES[n] for n in wrt),
+        names=names,
         out=memory(out),
         statistics=memory(statistics),
         grad_lse=None if grad_lse is None else memory(grad_lse),
         grad_out=np.zeros(out.shape, given["query"].dtype) if grad_out is None else memory(grad_out),
     )
     return [_tensor(x) for x in found]
+
+
+def _backward(*tensors: Tensor | None, wrt: list[int], **options: Any) -> list[Tensor]:
+    return backward(_read(tensors[4:], options), tuple(NAMES[n] for n in wrt), *tensors[:4])
 
 
 def _save(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: list[Tensor]) -> None:
@@ -136,10 +144,8 @@ def _refuse(ctx: Any, *grads: Any) -> None:
 
 def _read(tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> dict[str, Any]:
     """Return an operator's arguments as the core takes them."""
-    arrays = {name: memory(x, name) for name, x in zip(TENSORS, tensors, strict=False) if x is not None}
-    given: dict[str, Any] = {"num_threads": _threads(), **arrays, **options}
-    if "rng" in given:
-        given["rng"] = int(given["rng"]) % 2**64
+    named = {name: x for name, x in zip(TENSORS, tensors, strict=False) if x is not None}
+    given = as_core_takes(named, options)
     if "left" in given or "right" in given:
         given["window"] = given.pop("left", None), given.pop("right", None)
     if "block_mask" in given:
@@ -149,13 +155,25 @@ def _read(tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> dict[s
     return given
 
 
+def as_core_takes(tensors: dict[str, Tensor], options: dict[str, Any]) -> dict[str, Any]:
+    """Return tensors by name, and other options, as the core's functions take them."""
+    given = {"num_threads": _threads(), **options}
+    for name, x in tensors.items():
+        given[name] = memory(x, name)
+    if "rng" in tensors:
+        given["rng"] = int(given["rng"]) % 2**64
+    return given
+
+
 def _threads() -> int:
     return min(int(torch.get_num_threads()), _core.get_num_threads())
 
 
 def memory(x: Tensor, name: str = "x") -> Array:
     """Return a tensor's memory as an array."""
-    return as_array(name, x.detach() if x.requires_grad else x)
+    if x.requires_grad:
+        x = x.detach()
+    return x.numpy() if type(x) is _PLAIN and x.dtype in _NUMPYS else as_array(name, x)
 
 
 def _tensor(x: Array) -> Tensor:

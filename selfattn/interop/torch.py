@@ -17,10 +17,10 @@ from selfattn._extras import import_extra
 from selfattn.functional._options import AttentionOptions, accept_options
 from selfattn.functional.attention import WRT
 from selfattn.functional.block_mask import BlockMask
+from selfattn.interop._torch_function import Call, attend, is_plain
 from selfattn.interop._torch_operators import BLOCK_MASKS, TENSORS, attention, memory, plain_attention
 
 torch: Any = import_extra("torch", "torch")
-forward_ad: Any = torch.autograd.forward_ad
 Tensor: TypeAlias = Any
 
 __all__ = ["from_torch", "scaled_dot_product_attention"]
@@ -71,7 +71,7 @@ def scaled_dot_product_attention(
     TypeError, ValueError
         As selfattn's function; tensors of several dtypes, of integers, sparse, complex or on another device.
     RuntimeError
-        A second derivative, forward mode, or a gradient by ``torch.func``.
+        A second derivative, or forward mode.
 
     Notes
     -----
@@ -90,31 +90,36 @@ def scaled_dot_product_attention(
     >>> out.shape
     torch.Size([1, 8, 64, 32])
     """
-    given: dict[str, Any] = {**options}
+    given: dict[str, Any] = {**options, "is_causal": is_causal}
     if attn_mask is not None:
         given["attn_mask"] = attn_mask
     if dropout_p:
         given["dropout_p"] = dropout_p
-    if return_lse or return_weights:
-        given.update(return_lse=return_lse, return_weights=return_weights)
+    if return_lse:
+        given["return_lse"] = True
+    if return_weights:
+        given["return_weights"] = True
     _check(query=query, key=key, value=value)
-    trains = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    if not (given or trains or query.is_nested or torch.compiler.is_compiling()):
-        return plain_attention(query, key, value, is_causal)
-    _to_schema(given, is_causal)
+    if len(given) > 1:
+        _check_options(given)
     return (_jagged if query.is_nested else _run)(query, key, value, given)
 
 
 def _run(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> Any:
-    """Call the operator; what it only keeps for the backward pass is not returned."""
-    tensors = query, key, value, *(x for x in given.values() if isinstance(x, torch.Tensor))
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if keep and not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        raise RuntimeError(
-            "torch.func differentiates no attention here: use backward() or torch.autograd.grad"
-        )
-    results = attention(query, key, value, **given, keep=keep)
-    n = 1 + given.get("return_lse", False) + given.get("return_weights", False)
+    """Compute attention; what is only kept for the backward pass is not returned."""
+    named = {"query": query, "key": key, "value": value}
+    options: dict[str, Any] = {}
+    for name, x in given.items():
+        (named if isinstance(x, torch.Tensor) and name in TENSORS else options)[name] = x
+    tensors = tuple(named.values())
+    if is_plain(tensors):
+        results = attend(Call(tuple(named), options), tensors)
+    else:
+        keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if not keep and len(named) == 3 and options.keys() == {"is_causal"}:
+            return plain_attention(query, key, value, given["is_causal"])
+        results = attention(**named, **_as_schema(options), keep=keep)
+    n = 1 + ("return_lse" in given) + ("return_weights" in given)
     return results[0] if n == 1 else tuple(results[:n])
 
 
@@ -132,8 +137,6 @@ def _check(**tensors: Tensor) -> None:
             raise TypeError(f"{name} is {x.dtype}; give floats, such as {name}.float()")
         if x.layout is not query.layout or x.layout not in _LAYOUTS:
             raise TypeError(f"{name} is {x.layout}; give all three dense, as by to_dense(), or torch.jagged")
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
-            raise RuntimeError(f"{name} has a tangent; attention has no forward mode here: use backward()")
 
 
 def _check_device(name: str, x: Tensor) -> None:
@@ -141,30 +144,38 @@ def _check_device(name: str, x: Tensor) -> None:
         raise ValueError(f"{name} is on {x.device}; selfattn computes on the CPU: give {name}.cpu()")
 
 
-def _to_schema(given: dict[str, Any], is_causal: bool) -> None:
-    """Make options what the operator's schema takes: tensors and numbers in place of objects."""
-    given["is_causal"] = is_causal
-    for name in TENSORS[3:7]:
-        if (x := given.get(name)) is not None:
-            given[name] = x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
-            _check_device(name, given[name])
-            if given[name].layout is not torch.strided:
+def _check_options(given: dict[str, Any]) -> None:
+    """Refuse tensors that NumPy cannot read, and make random numbers of PyTorch or NumPy one seed."""
+    for name, x in given.items():
+        if isinstance(x, torch.Tensor):
+            _check_device(name, x)
+            if x.layout is not torch.strided:
                 raise TypeError(f"{name} is {x.layout}; give {name}.to_dense()")
-    if (window := given.pop("window", None)) is not None:
-        if not isinstance(window, tuple | list) or len(window) != 2:
-            raise ValueError(f"window must be (left, right), each an int >= 0 or None, got {window!r}")
-        given["left"], given["right"] = window
-    if (mask := given.get("block_mask")) is not None:
-        if not isinstance(mask, BlockMask):
-            raise TypeError(f"block_mask must be a BlockMask, got {type(mask).__name__}")
-        given["block_mask"] = id(mask)
-        BLOCK_MASKS[id(mask)] = mask
-    rng = given.pop("rng", None)
+    rng = given.pop("rng", None)  # one of PyTorch's, or whatever NumPy's call takes
     if rng is not None and not isinstance(rng, torch.Generator):
-        seed = seed_from_rng(rng)
-        given["rng"] = torch.tensor(seed if seed < 2**63 else seed - 2**64)
+        given["rng"] = seed_from_rng(rng)
     elif "dropout_p" in given:
         given["rng"] = torch.randint(2**63 - 1, (), generator=rng)
+
+
+def _as_schema(given: dict[str, Any]) -> dict[str, Any]:
+    """Return options as the operator's schema takes them: tensors and numbers in place of objects."""
+    schema = {name: x for name, x in given.items() if x is not None}
+    for name in schema.keys() & set(TENSORS):
+        if name == "rng":
+            schema[name] = torch.tensor(given[name] if given[name] < 2**63 else given[name] - 2**64)
+        else:
+            schema[name] = torch.as_tensor(np.asarray(given[name]))
+    if (window := schema.pop("window", None)) is not None:
+        if not isinstance(window, tuple | list) or len(window) != 2:
+            raise ValueError(f"window must be (left, right), each an int >= 0 or None, got {window!r}")
+        schema["left"], schema["right"] = window
+    if (mask := schema.get("block_mask")) is not None:
+        if not isinstance(mask, BlockMask):
+            raise TypeError(f"block_mask must be a BlockMask, got {type(mask).__name__}")
+        schema["block_mask"] = id(mask)
+        BLOCK_MASKS[id(mask)] = mask
+    return schema
 
 
 def _jagged(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> Any:

@@ -52,23 +52,57 @@ def test_the_bits_are_those_of_the_plain_call(name, dtype):
     assert [memory(x).tobytes() for x in (out, *results)] == [x.tobytes() for x in (expected[0], *expected)]
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # which PyTorch's make_dual calls
-def test_first_derivatives_are_right_and_others_refused():
-    qkv = [x.double().detach().requires_grad_() for x in inputs()]
+def double_inputs():
+    """Float64, with a mask, sinks and slopes, all of which have gradients, and the call."""
     shapes, options = ((4, 7, 9), (4,), (4,)), {"softcap": 3.0, "window": (5, 3), "return_lse": True}
-    every = (*qkv, *(torch.rand(shape, dtype=torch.float64, requires_grad=True) for shape in shapes))
+    every = (*inputs(torch.float64), *(torch.rand(shape, dtype=torch.float64) for shape in shapes))
 
     def call(*x):
         return scaled_dot_product_attention(*x[:4], sinks=x[4], alibi_slopes=x[5], **options)
 
-    assert torch.autograd.gradcheck(call, every)
-    (grad,) = torch.autograd.grad(call(*every)[0].sum(), qkv[0], create_graph=True)
+    return call, [x.detach().contiguous().requires_grad_() for x in every]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # which PyTorch's make_dual calls
+def test_first_derivatives_are_right_and_others_refused():
+    call, every = double_inputs()
+    assert torch.autograd.gradcheck(call, every, check_batched_grad=True)
+    (grad,) = torch.autograd.grad(call(*every)[0].sum(), every[0], create_graph=True)
     with pytest.raises(RuntimeError, match="no second ones"):
         grad.sum().backward()
-    with (dual := torch.autograd.forward_ad).dual_level(), pytest.raises(RuntimeError, match="has a tangent"):
-        scaled_dot_product_attention(*(dual.make_dual(x.detach(), x.detach()) for x in qkv))
-    with pytest.raises(RuntimeError, match="differentiates no attention here"):
-        torch.func.grad(lambda q: scaled_dot_product_attention(q, *qkv[1:]).sum())(qkv[0].detach())
+    with (
+        (dual := torch.autograd.forward_ad).dual_level(),
+        pytest.raises(RuntimeError, match="no forward mode"),
+    ):
+        call(*(dual.make_dual(x.detach(), x.detach()) for x in every))
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.3}])
+def test_vmap_is_a_loop(options):
+    """Over any argument, and over gradients: each example has the numbers that it would have alone."""
+    q, k, v, mask, sinks, slopes = double_inputs()[1]
+    lengths, batch = torch.tensor([[[5], [9]], [[9], [0]]]), torch.stack([mask, -mask]).detach()
+
+    def f(q, mask, lengths, sinks):
+        seed = {"rng": 3} if options else {}
+        given = {"sinks": sinks, "alibi_slopes": slopes, "key_lengths": lengths, **options, **seed}
+        return scaled_dot_product_attention(q, k, v, mask, **given).square().sum()
+
+    def both(*x):
+        return torch.func.grad_and_value(f, (0, 1, 3))(*x)
+
+    examples = torch.stack([q, 2 * q], 1).detach(), batch, lengths, sinks
+    axes = (1, 0, 0, None)
+    found, values = torch.func.vmap(both, axes)(*examples)
+    later = torch.func.vjp(lambda q: f(q, batch[0], lengths[0], sinks), q.detach())[1](
+        torch.ones(()).double()
+    )
+    assert torch.allclose(later[0], both(q, batch[0], lengths[0], sinks)[0][0])
+    for n in range(2):
+        each = [x if axis is None else x.select(axis, n) for x, axis in zip(examples, axes, strict=True)]
+        expected, value = both(*each)
+        assert torch.allclose(value, values[n])
+        assert all(torch.allclose(x[n], y, atol=1e-12) for x, y in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -184,7 +218,7 @@ def test_shared_parameters_stay_shared_and_modes_are_kept():
             "attn_mask is torch.sparse_coo; give attn_mask.to_dense()",
         ),
         (torch.clone, {"window": 3}, "window must be (left, right)"),
-        (torch.clone, {"block_mask": 3}, "must be a BlockMask"),
+        (torch.clone, {"block_mask": 3}, "must be a selfattn.BlockMask"),
         (torch.clone, {"out": 3}, "unexpected keyword argument 'out'"),
         (torch.ones(2), None, "no layer for a torch.Tensor"),
         (nn.Linear(2, 2, device="meta"), None, "on meta; selfattn computes"),
