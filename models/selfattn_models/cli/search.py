@@ -15,6 +15,7 @@ from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError
 from selfattn.engine import bar
 from selfattn_models.cli.corpus import FORMATS, read_corpus, rows_of
 from selfattn_models.search import Index
+from selfattn_models.search._store import DATABASE
 from selfattn_models.search.evaluate import evaluate
 
 CHUNK = 512  # texts that are embedded before they are written
@@ -33,7 +34,10 @@ examples:
 
 def is_index(path: Path) -> bool:
     """Tell whether a folder is an index, and not a model's."""
-    return os.path.lexists(path / "manifest.json") and not (path / "config.json").exists()
+    return (
+        any(os.path.lexists(path / name) for name in (DATABASE, "manifest.json"))
+        and not (path / "config.json").exists()
+    )
 
 
 def _add_index(parser: Parser) -> None:
@@ -56,7 +60,7 @@ def _index(options: argparse.Namespace) -> int:
     if begun and dtype not in (None, index.dtype):
         raise ValueError(f"{place} is an index of {index.dtype}, not {dtype}; --out names another folder")
     index = index if begun else Index.create(place, options.model, dtype or "float32")
-    before = {each[0]: each for each in index._entries()}
+    before = {each.id: tuple(each[1:4]) for each in index._entries()}
     known, gone = {text for _, text, _ in before.values()}, before.keys() - {each[0] for each in records}
     changed = [each for each in records if before.get(each[0]) != each]
     n = len({text for _, text, _ in changed} - known)
@@ -69,7 +73,7 @@ def _index(options: argparse.Namespace) -> int:
                 index.add(texts, ids, metadata)
                 done(len(ids))
         index.delete(list(gone))
-        if len(index._current().records) > 2 * len(index):
+        if index._seen.rows > 2 * len(index._seen.live()):
             index.vacuum()
     except KeyboardInterrupt:
         streams.tell(f"\nstopped: {place} holds {len(index):,} texts; the same command goes on")

@@ -3,85 +3,99 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from selfattn.engine import Array, check_rows, if_missing, quoted
+from selfattn.engine import Array, check_rows, quoted
 from selfattn_models._tokenizer import check_unicode
-from selfattn_models.search._models import Model
-from selfattn_models.search._store import MOST, Generation, Raw, Writer, hash64
+from selfattn_models.search._models import Model, as_stored
+from selfattn_models.search._store import MOST, Snapshot, reading, writing
 from selfattn_models.search._windows import windows
 
-BATCH = 512  # texts that are embedded between two movements of the bar
+BATCH = 512  # texts that are embedded and written at once
 MOST_FIELDS = 1000
 # Where a text's windows begin and end, and their embeddings.
-Windows: TypeAlias = tuple[list[tuple[int, int]], Array]
+Windows: TypeAlias = tuple[list[tuple[int, int]] | None, Array]
 
 
-def append(
-    writer: Writer,
-    model: Model,
+def add(
+    folder: Path,
+    seen: Snapshot | None,
+    model: Model | None,
+    entry: Mapping[str, Any],
     texts: Sequence[str],
-    ids: Sequence[Any],
-    metadata: Sequence[bytes],
-    done: Callable[[int], Any],
-) -> None:
-    """Append texts without those that are there as they are; those that they replace are deleted."""
-    now = writer.now
-    every = [
-        Raw(id_json(each[0]), each[1].encode(), each[2]) for each in zip(ids, texts, metadata, strict=True)
-    ]
-    old = now.find("id", {raw.id: hash64(raw.id) for raw in every})
-    raws = [raw for raw in every if raw.id not in old or now.raw(old[raw.id]) != raw]
-    prompt = model.prompt.encode() + b"\0"  # other prompts make other embeddings
-    hashes = {raw.text: hash64(prompt + raw.text) for raw in raws}
-    known = now.find("text", hashes, deleted=True)
-    fresh = [text for text in hashes if text not in known]
-    done(len(texts) - len(fresh))
-    if not raws:
-        return
-    parts = {text: now.spans(n) for text, n in known.items()} | _embedded(now, model, fresh, done)
-    vectors = np.concatenate([parts[raw.text][1] for raw in raws])
-    fields = sorted({*now.fields, *(name for raw in raws for name in json.loads(raw.metadata))})
-    if len(fields) > MOST_FIELDS:
-        what = f"{len(fields)} different fields; an index takes {MOST_FIELDS} at most"
-        raise ValueError(f"the metadata have {what}")
-    writer.append(
-        raws,
-        [hashes[raw.text] for raw in raws],
-        [parts[raw.text][0] for raw in raws],
-        vectors,
-        sorted(old[raw.id] for raw in raws if raw.id in old),
-        fields=fields,
-        width=vectors.shape[1],
-        next_id=max([now.next_id, *(name + 1 for name in ids if isinstance(name, int))]),
-    )
+    ids: Sequence[Any] | None,
+    metadata: Sequence[str],
+    vectors: Array | None,
+    timeout: float,
+) -> Sequence[Any]:
+    """Add texts without those that are there as they are, and delete those that they replace; return their ids.
+
+    Without a model ``vectors`` are their embeddings. Others may change the index while texts are embedded.
+    """
+    hashes: list[Any] = [None] * len(texts)
+    parts: dict[Any, Windows] = {}
+    named: dict[Any, str] = {}
+    if model is not None:
+        prefix = model.prompt.encode() + b"\0"  # other prompts make other embeddings
+        hashes = [blake2b(prefix + text.encode(), digest_size=16).digest() for text in texts]
+        named = dict(zip(hashes, texts, strict=True))
+    while True:
+        with reading(folder, seen, timeout) as reader:
+            fresh = named.keys() - parts.keys() - reader.known([*named]).keys()
+        parts |= _embedded(reader.now, model, {name: named[name] for name in named if name in fresh})
+        with writing(folder, seen, timeout) as writer:
+            known = {
+                name: writer.spans(*each)
+                for name, each in writer.known([*named.keys() - parts.keys()]).items()
+            }
+            if len(known) + len(parts) < len(named):
+                continue  # a vacuum has removed a deleted text's embedding meanwhile
+            found, first = known | parts, writer.now.next_id
+            ids = range(first, first + len(texts)) if ids is None else ids
+            gone, new = [], []
+            for n, (name, text, fields) in enumerate(zip(ids, texts, metadata, strict=True)):
+                old = writer.one("SELECT row, text, metadata FROM texts WHERE id = ?", name)
+                if old is None or old[1:] != (text, fields) or vectors is not None:
+                    new.append(n)
+                    gone += [old[0]] if old else []
+            if new:
+                of = [(None, vectors[n : n + 1]) if vectors is not None else found[hashes[n]] for n in new]
+                rows = as_stored("expected", writer.now, np.concatenate([each[1] for each in of]))
+                names = sorted({*writer.now.fields, *(name for n in new for name in json.loads(metadata[n]))})
+                if len(names) > MOST_FIELDS:
+                    what = f"{len(names)} different fields; an index takes {MOST_FIELDS} at most"
+                    raise ValueError(f"the metadata have {what}")
+                writer.change(
+                    [(ids[n], texts[n], metadata[n], hashes[n]) for n in new],
+                    [each[0] for each in of],
+                    rows,
+                    gone,
+                    fields=json.dumps(names),
+                    next_id=max([first, *(name + 1 for name in ids if isinstance(name, int))]),
+                    model=json.dumps(entry),
+                )
+            return ids
 
 
-def _embedded(
-    now: Generation, model: Model, texts: Sequence[bytes], done: Callable[[int], Any]
-) -> dict[bytes, Windows]:
-    found: dict[bytes, Windows] = {}
-    for n in range(0, len(texts), BATCH):
-        some = [text.decode() for text in texts[n : n + BATCH]]
-        spans = windows(some, model)
-        parts = [text[begin:end] for text, each in zip(some, spans, strict=True) for begin, end in each]
-        vectors = model.rows_for(now, model.encode_document(parts))
-        ends = np.cumsum([len(each) for each in spans])[:-1]
-        rows = zip(spans, np.split(vectors, ends), strict=True)
-        found |= dict(zip(texts[n : n + BATCH], rows, strict=True))
-        done(len(some))
-    return found
+def _embedded(now: Snapshot, model: Model | None, texts: Mapping[bytes, str]) -> dict[bytes, Windows]:
+    """Return the windows and the embeddings of some texts."""
+    if model is None or not texts:
+        return {}
+    spans = windows(list(texts.values()), model)
+    cut = [text[begin:end] for text, each in zip(texts.values(), spans, strict=True) for begin, end in each]
+    vectors = model.rows_for(now, model.encode_document(cut))
+    rows = np.split(vectors, np.cumsum([len(each) for each in spans])[:-1])
+    whole = ([(0, len(text))] for text in texts.values())
+    spans_or_none = (None if each == one else each for each, one in zip(spans, whole, strict=True))
+    return dict(zip(texts, zip(spans_or_none, rows, strict=True), strict=True))
 
 
 # ----------------------------------------------------------------------------------------------------- arguments
-
-
-def id_json(name: str | int) -> bytes:
-    """Return an id as it is stored: 1 and ``"1"`` are two."""
-    return json.dumps(name, ensure_ascii=False).encode()
 
 
 def _listed(name: str, given: Any, of: str, column: str, count: int | None) -> list[Any]:
@@ -101,7 +115,7 @@ def checked_ids(ids: Any, count: int | None = None) -> list[str | int]:
     for n, name in enumerate(listed):
         if not isinstance(name, str | int) or isinstance(name, bool):
             raise TypeError(f"id {n} must be a str or an int, not {quoted(name)}")
-        if isinstance(name, int) and name >= MOST:
+        if isinstance(name, int) and abs(name) >= MOST:
             raise ValueError(f"id {n} is {quoted(name)}; a number must be below 2**62, and a text may be any")
         check_unicode(str(name), n, "id")
         if (before := seen.setdefault(name, n)) != n:
@@ -109,10 +123,10 @@ def checked_ids(ids: Any, count: int | None = None) -> list[str | int]:
     return listed
 
 
-def checked_metadata(metadata: Any, count: int) -> list[bytes]:
+def checked_metadata(metadata: Any, count: int) -> list[str]:
     """Return metadata as they are stored, in JSON."""
     if metadata is None:
-        return [b"{}"] * count
+        return ["{}"] * count
     listed = _listed("metadata", metadata, "mappings", 'df.to_dict("records")', count)
     for n, fields in enumerate(listed):
         if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
@@ -131,32 +145,15 @@ def checked_metadata(metadata: Any, count: int) -> list[bytes]:
     return [_json(fields) for fields in listed]
 
 
-def _json(fields: Mapping[str, Any]) -> bytes:
+def _json(fields: Mapping[str, Any]) -> str:
     def plain(value: Any) -> Any:
         if isinstance(value, np.generic):
             return value.item()
         raise TypeError
 
-    return json.dumps(dict(fields), ensure_ascii=False, allow_nan=False, default=plain).encode()
-
-
-def checked_where(where: Any, fields: Collection[str]) -> dict[str, list[Any]]:
-    """Return the values of each field to select by."""
-    if not isinstance(where, Mapping | None):
-        raise TypeError(f"where must be a mapping of fields to values, not {quoted(where)}")
-    found = {}
-    for name, value in (where or {}).items():
-        if name not in fields:
-            known = ", ".join(map(repr, fields)) or "none at all"
-            raise ValueError(f"no text has the field {name!r}; the fields are {known:.400}")
-        given = value.tolist() if hasattr(value, "tolist") else value  # of NumPy and pandas
-        listed = given if isinstance(given, list | tuple | set | frozenset) else [given]
-        found[name] = [each.item() if isinstance(each, np.generic) else each for each in listed]
-        for each in found[name]:
-            if each is not None and (not isinstance(each, str | int | float) or if_missing(each)):
-                what = "a text, a number, True, False, None or a list of such"
-                raise TypeError(f"where: {name!r} must be {what}, not {quoted(each)}")
-    return found
+    written = json.dumps(dict(fields), ensure_ascii=False, allow_nan=False, default=plain)
+    written.encode()  # refuses halves of surrogate pairs
+    return written
 
 
 def checked_pairs(pairs: Any, of: str) -> list[tuple[str, Any]]:

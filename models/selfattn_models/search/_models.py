@@ -17,7 +17,7 @@ from selfattn.engine import SIMILARITIES, Array, as_array, quoted, unit_rows
 from selfattn_models._encoders import as_encoder, encoder, with_settings
 from selfattn_models._pretrained import Pretrained
 from selfattn_models._text_encoder import TextEncoder
-from selfattn_models.search._store import Generation
+from selfattn_models.search._store import DATABASE, Reader, Snapshot
 
 READ = (".json", ".safetensors", ".model")  # endings of the files that make a model
 NEAR = 0.01  # how far a text's embedding may be from the one that is stored, relative to its length
@@ -59,31 +59,44 @@ class Model:
         return self._rows(self._query, texts)
 
     def _rows(self, function: Callable[[list[str]], Any], texts: Sequence[str]) -> Array:
-        found = as_array("embeddings", function(list(texts)))
-        if found.ndim != 2 or len(found) != len(texts) or not found.shape[1] or found.dtype.kind != "f":
-            what = f"{len(texts)} rows of floats, not {found.dtype} of shape {found.shape}"
-            raise ValueError(f"{self.name} must return {what}")
-        with np.errstate(over="ignore"):
-            rows = np.ascontiguousarray(found, np.float32)
-        if not (finite := np.isfinite(rows).all(axis=1)).all():
-            n = int(np.argmin(finite))
-            raise ValueError(f"{self.name} made an embedding that is not finite, of {quoted(texts[n])}")
-        return rows
+        return checked_rows(f"{self.name} must return", function(list(texts)), texts)
 
-    def rows_for(self, now: Generation, rows: Array) -> Array:
+    def rows_for(self, now: Snapshot, rows: Array) -> Array:
         """Return embeddings as an index holds them; an error if it has others of another width."""
-        if now.width and rows.shape[1] != now.width:
-            what = f"makes embeddings of width {rows.shape[1]}; the index has {now.width}"
-            raise ValueError(f"{self.name} {what}")
-        return normalized(rows, now.metric)
+        return as_stored(f"{self.name} makes", now, rows)
 
-    def check(self, now: Generation) -> None:
-        """Refuse a model that makes another embedding of the first text than the one that an index holds."""
-        text, stored = now.passage(0), now.vectors[0]
-        made = self.rows_for(now, self.encode_document([text]))[0]
-        if np.linalg.norm(made - stored) > NEAR * max(float(np.linalg.norm(stored)), 1e-12):
-            what = f"than the one that made {now.data.parent}: it embeds {quoted(text)} otherwise"
-            raise ValueError(f"{self.name} is another model {what}")
+    def check(self, reader: Reader) -> None:
+        """Refuse a model that makes another embedding of some text than the one that an index holds."""
+        some = "INDEXED BY hashes WHERE hash > x'' AND id IS NOT NULL LIMIT 1"  # not one whose embedding was given
+        for (row,) in reader.db.execute(f"SELECT row FROM texts {some}"):
+            reader.now.check("vectors", np.array([row]))
+            text, stored = reader.passage(row), reader.now.vectors[row]
+            made = self.rows_for(reader.now, self.encode_document([text]))[0]
+            if np.linalg.norm(made - stored) > NEAR * max(float(np.linalg.norm(stored)), 1e-12):
+                what = f"than the one that made {reader.folder}: it embeds {quoted(text)} otherwise"
+                raise ValueError(f"{self.name} is another model {what}")
+
+
+def checked_rows(what: str, given: Any, texts: Sequence[str]) -> Array:
+    """Return embeddings of some texts in float32; an error if they are none."""
+    found = as_array("embeddings", given)
+    if found.ndim != 2 or len(found) != len(texts) or not found.shape[1] or found.dtype.kind != "f":
+        kind = f"{found.dtype} of shape {found.shape}"
+        raise ValueError(f"{what} {len(texts)} rows of floats, not {kind}")
+    with np.errstate(over="ignore"):
+        rows = np.ascontiguousarray(found, np.float32)
+    if not (finite := np.isfinite(rows).all(axis=1)).all():
+        raise ValueError(
+            f"{what} finite embeddings; it is not finite, of {quoted(texts[int(np.argmin(finite))])}"
+        )
+    return rows
+
+
+def as_stored(what: str, now: Snapshot, rows: Array) -> Array:
+    """Return embeddings as an index holds them; an error if it has others of another width."""
+    if now.width and rows.shape[1] != now.width:
+        raise ValueError(f"{what} embeddings of width {rows.shape[1]}; the index has {now.width}")
+    return normalized(rows, now.metric)
 
 
 def normalized(rows: Array, metric: str) -> Array:
@@ -100,7 +113,7 @@ def _method(given: Any, name: str) -> Callable[[list[str]], Any]:
 
 
 def model_of(given: Any) -> tuple[Model, dict[str, Any]]:
-    """Return a model, and what the manifest says of it."""
+    """Return a model, and what the index says of it."""
     if isinstance(given, str | os.PathLike):
         folder = Path(given).absolute()
         return Model(encoder(folder), str(folder)), of_folder(folder)
@@ -138,12 +151,12 @@ def _digest(folder: Path) -> str:
     return total.hexdigest()
 
 
-def model_of_manifest(where: Path, entry: Any, given: Any) -> tuple[Callable[[], Model], dict[str, Any]]:
-    """Return what loads the model of an index that is opened, and what the manifest will say of it.
+def model_of_index(place: Path, entry: Any, given: Any) -> tuple[Callable[[], Model], dict[str, Any]]:
+    """Return what loads the model of an index that is opened, and what the index will say of it.
 
-    An error if the folder is not there, or is another one; ``given`` is a folder or a model in its place, ``where``
-    the manifest.
+    An error if the folder is not there, or is another one; ``given`` is a folder or a model in its place.
     """
+    where = place / DATABASE
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: model must be an object")
     made, dtype, prompts = (entry.get(name) for name in ("folder", "dtype", "prompts"))

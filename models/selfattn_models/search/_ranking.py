@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
+import re
 import time
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -12,62 +16,78 @@ import numpy as np
 from selfattn.engine import Array, import_extra, quoted
 from selfattn_models._encoders import encoder
 from selfattn_models.search._models import normalized
-from selfattn_models.search._store import Generation
+from selfattn_models.search._store import Reader, Snapshot
 
 RANKS = 60  # what is added to a rank before its reciprocal is taken: Cormack et al., 2009
 MOST_NEAR = 100_000  # texts that are compared with each other
 BLOCK = 2048  # texts that are compared with as many at once
+# Thai, Lao, Burmese, Khmer, Japanese, Chinese.
+SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+SPACELESS += r"\U00020000-\U0003ffff"
 Found: TypeAlias = Sequence[tuple[int, float]]  # rows and their scores
 
 
 class Words:
-    """BM25 of the texts of some records, by the library ``bm25s``."""
+    """BM25 of texts, which are named by their first rows, by the library ``bm25s``."""
 
-    def __init__(self, records: Array, texts: list[str]) -> None:
-        self._records = records
-        words = _words(texts)
+    def __init__(self, rows: Array, texts: list[str]) -> None:
+        self._rows = rows
+        listed = [words(text) for text in texts]
         self._ranking = import_extra("bm25s").BM25()
-        self._has_words = any(words)
+        self._has_words = any(listed)
         if self._has_words:
-            self._ranking.index(words, show_progress=False)
+            self._ranking.index(listed, show_progress=False)
 
     def best(self, query: str, k: int, keep: Array | None) -> list[int]:
-        """Return the records that share a word with a query, the best k of those to keep, the best first."""
-        (words,) = _words([query])
-        if not words or not self._has_words:
+        """Return the texts that share a word with a query, the best k of those to keep, the best first."""
+        if not (listed := words(query)) or not self._has_words:
             return []
-        scores = self._ranking.get_scores(words)
-        scores = scores if keep is None else np.where(keep[self._records], scores, 0)
+        scores = self._ranking.get_scores(listed)
+        scores = scores if keep is None else np.where(keep[self._rows], scores, 0)
         best = np.argsort(-scores, kind="stable")[:k]
-        found: list[int] = self._records[best[scores[best] > 0]].tolist()
+        found: list[int] = self._rows[best[scores[best] > 0]].tolist()
         return found
 
 
-def _words(texts: list[str]) -> list[list[str]]:
-    options = {"stopwords": None, "show_progress": False, "return_ids": False}
-    found: list[list[str]] = import_extra("bm25s").tokenize(texts, token_pattern=r"\w+", **options)
+@functools.cache
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    r"""Return what finds words, or runs of scripts without spaces, and characters; \w has no marks, as vowel signs."""
+    marks = "".join(chr(n) for n in range(0x20000) if unicodedata.category(chr(n))[0] == "M")
+    words = rf"([{SPACELESS}]+)|[^\W{SPACELESS}](?:[^\W{SPACELESS}]|[{marks}])*"
+    return re.compile(words), re.compile(rf".[{marks}]*")
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text in small letters; of scripts without spaces each two characters are one.
+
+    >>> words("Cafe\u0301, 打印机")
+    ['café', '打印', '印机']
+    """
+    found, (parts, characters) = list[str](), _patterns()
+    for part in parts.finditer(unicodedata.normalize("NFC", text.casefold())):
+        run = characters.findall(part[0]) if part[1] else ()
+        found += map("".join, itertools.pairwise(run)) if len(run) > 1 else [part[0]]
     return found
 
 
-def joined(now: Generation, found: Found, by_words: Sequence[int], k: int) -> list[tuple[int, float]]:
+def joined(now: Snapshot, found: Found, by_words: Sequence[int], k: int) -> list[tuple[int, float]]:
     """Join two rankings by the sums of their reciprocal ranks; return the best k rows with these sums."""
-    rows = {now.row(row)[0]: row for row, _ in found}
+    rows = {row if now.owner is None else int(now.owner[row]): row for row, _ in found}
     sums: dict[int, float] = {}
     for ranking in (list(rows), by_words):
-        for rank, record in enumerate(ranking, 1):
-            sums[record] = sums.get(record, 0) + 1 / (RANKS + rank)
+        for rank, first in enumerate(ranking, 1):
+            sums[first] = sums.get(first, 0) + 1 / (RANKS + rank)
     best = sorted(sums.items(), key=lambda each: (-each[1], each[0]))[:k]
-    first = now.rows_of(np.array([record for record, _ in best], int))[0].tolist()
-    return [(rows.get(record, row), score) for (record, score), row in zip(best, first, strict=True)]
+    return [(rows.get(first, first), score) for first, score in best]
 
 
-def reranked(now: Generation, query: str, found: Found, given: Any, k: int) -> list[tuple[int, float]]:
+def reranked(reader: Reader, query: str, found: Found, given: Any, k: int) -> list[tuple[int, float]]:
     """Return the best k rows by a cross-encoder's scores for a query and what was embedded."""
     model = encoder(given) if isinstance(given, str | os.PathLike) else given
     if not callable(getattr(model, "rank", None)):
         what = "a cross-encoder, which has rank(), or its folder"
         raise TypeError(f"rerank must be {what}, not {quoted(given)}")
-    ranked = model.rank(query, [now.passage(row) for row, _ in found]) if found else []
+    ranked = model.rank(query, [reader.passage(row) for row, _ in found]) if found else []
     try:
         return [(found[each["corpus_id"]][0], float(each["score"])) for each in ranked][:k]
     except (TypeError, LookupError):
@@ -75,33 +95,34 @@ def reranked(now: Generation, query: str, found: Found, given: Any, k: int) -> l
         raise TypeError(f"rank() of {type(model).__name__} {what}") from None
 
 
-def near(now: Generation, threshold: float, done: Callable[[int], Any]) -> list[list[int]]:
-    """Return groups of records.
+def near(reader: Reader, threshold: float, done: Callable[[int], Any]) -> list[list[int]]:
+    """Return groups of texts by their first rows.
 
-    Each record is as similar as ``threshold`` to another of its group, by the cosine, or has its text.
+    Each text is as similar as ``threshold`` to another of its group, by the cosine, or is equal to it.
     """
+    now, roots = reader.now, np.arange(reader.now.rows)
     live = now.live()
-    hashes, counts = np.unique(now.records["text_hash"][live], return_counts=True)
-    first: dict[bytes, int] = {}
-    roots = np.arange(len(now.records))  # the first record of each one's group
-    for n in live[np.isin(now.records["text_hash"][live], hashes[counts > 1])].tolist():
-        roots[n] = first.setdefault(now.raw(n).text, n)
+    equal = "SELECT row, min(row) OVER (PARTITION BY text) AS first FROM texts WHERE id IS NOT NULL"
+    for row, first in reader.db.execute(f"SELECT row, first FROM ({equal}) WHERE row != first"):
+        roots[row] = first
     if threshold < 1:
         _join_near(now, live, threshold, roots, done)
     groups: dict[int, list[int]] = {}
-    for n, root in zip(live.tolist(), roots[live].tolist(), strict=True):
-        groups.setdefault(root, []).append(n)
+    for row, root in zip(live.tolist(), roots[live].tolist(), strict=True):
+        groups.setdefault(root, []).append(row)
     return [group for group in groups.values() if len(group) > 1]
 
 
 def _join_near(
-    now: Generation, live: Array, threshold: float, roots: Array, done: Callable[[int], Any]
+    now: Snapshot, live: Array, threshold: float, roots: Array, done: Callable[[int], Any]
 ) -> None:
-    """Join the groups of records that are near, of those with one row."""
-    first, end = now.rows_of(live)
-    whole = end == first + 1
-    records, n = live[whole], int(whole.sum())
-    x = normalized(now.vectors[first[whole][:MOST_NEAR]], "cosine")
+    """Join the groups of texts that are near, of those with one row."""
+    rows = live
+    if now.owner is not None:
+        rows = live[np.bincount(now.owner, minlength=now.rows)[live] == 1]
+    n = len(rows)
+    now.check("vectors", rows)
+    x = normalized(now.vectors[rows[:MOST_NEAR]], "cosine")
     if n > MOST_NEAR:
         began = time.perf_counter()
         np.matmul(x[:BLOCK], x.T)
@@ -111,7 +132,7 @@ def _join_near(
     for begin in range(0, n, BLOCK):
         for other in range(begin, n, BLOCK):
             pairs = np.argwhere(x[begin : begin + BLOCK] @ x[other : other + BLOCK].T >= threshold)
-            of_groups = np.unique(roots[records[pairs + np.array([begin, other])]], axis=0)
+            of_groups = np.unique(roots[rows[pairs + np.array([begin, other])]], axis=0)
             for pair in of_groups[of_groups[:, 0] != of_groups[:, 1]].tolist():
                 one, two = sorted(roots[pair].tolist())  # earlier pairs may have joined them to others
                 roots[roots == two] = one

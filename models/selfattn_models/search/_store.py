@@ -1,300 +1,285 @@
-"""The files of an index: what is on the disk, in which order it gets there, and how it is read without being parsed.
+"""The files of an index: a database of SQLite says what is valid, and embeddings are in files that are mapped.
 
-A folder ``data-n`` has files that only grow; ``manifest.json`` says how much of each is valid. Replacing the manifest
-is the one step that makes a change visible, so a reader sees all of a change or nothing.
-``docs/theory/index_format.md`` has every byte.
+A change appends embeddings, flushes them, and commits; so a reader sees all of it or nothing. A connection belongs to
+one call: no thread and no forked process shares it. ``docs/theory/index_format.md`` has the tables and the files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
 import os
-import re
-import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import secrets
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfattn.engine import SIMILARITIES, Array, Entries, disk
+from selfattn.engine import SIMILARITIES, Array, Entries, checksum, disk
+from selfattn_models.search._where import Condition, between, equal, index_name, value_of
 
-MANIFEST, LOCK = "manifest.json", "lock"
-FORMAT, VERSION = "selfattn_models.search.Index", 1
+DATABASE, SUM = "index.sqlite", "index.sum"
+FORMAT = 2
 DTYPES = ("float32", "int8")
-SUMMED = ("records", "tags", "deleted")  # a changed bit of these files would hide texts, or show deleted ones
-HASHED = {40: slice(8, 36), 16: slice(12)}  # the bytes of a record and of a row that their checksums include
-TABLES = {
-    "records": np.dtype(
-        [
-            ("offset", "<u8"),
-            ("id_hash", "<u8"),
-            ("text_hash", "<u8"),
-            ("id", "<u4"),
-            ("text", "<u4"),
-            ("metadata", "<u4"),
-            ("crc", "<u4"),
-        ]
-    ),
-    "rows": np.dtype([("record", "<u4"), ("start", "<u4"), ("end", "<u4"), ("crc", "<u4")]),
-    "tags": np.dtype([("hash", "<u8"), ("record", "<u8")]),
-    "deleted": np.dtype("<u8"),
-    "content": np.dtype("u1"),
-}
+NAMES = ("vectors", "codes", "scales")
+FILES = {"vectors": ("vectors",), "codes": ("codes", "scales")}  # what one sum is about
+SCHEMA = (
+    "CREATE TABLE state(name TEXT PRIMARY KEY, value)",
+    "CREATE TABLE texts(row INTEGER PRIMARY KEY, id UNIQUE, text TEXT, metadata TEXT "
+    "CHECK(metadata IS NULL OR json_valid(metadata)), hash BLOB, spans TEXT)",
+)
+BY_HASH = "CREATE INDEX hashes ON texts(hash)"
+NONE = np.empty((0, 0), np.float32)
+BLOCK = 1024  # rows that have a sum in common
 MOST = 2**62
-# What is removed: folders of older files, and a manifest that a killed writer left.
-DATA = re.compile("data-[1-9][0-9]*")
-LEFT = re.compile(rf"\.{re.escape(MANIFEST)}\.[0-9a-f]{{16}}\.(new|old)")
-EMPTY = {"counts": dict.fromkeys(TABLES, 0), "checksums": dict.fromkeys(SUMMED, 0)}  # of a manifest
+INDEXED = 10_000  # texts from which a field that is asked for gets an index
+TIMEOUT = 10.0  # seconds
+# The last bytes of a journal that names another file, which SQLite would remove.
+SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+ENDS = ("", "-wal", "-shm", "-journal")
+BUSY = (
+    "another process or thread is changing this index; try again when it has ended, or with a longer timeout"
+)
+CODES = {5: errno.EAGAIN, 6: errno.EAGAIN, 8: errno.EACCES, 10: errno.EIO, 13: errno.ENOSPC, 14: errno.EIO}
 
 
-class Raw(NamedTuple):
-    """A record as it is stored: the id and the metadata in JSON, the text in UTF-8."""
+class Entry(NamedTuple):
+    """A text as it is stored: the number of its first row, and where its windows begin and end; None for the whole."""
 
-    id: bytes
-    text: bytes
-    metadata: bytes
-
-
-def hash64(content: bytes) -> int:
-    """Return the number by which an id, a text or a field with its value is found."""
-    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
+    row: int
+    id: Any
+    text: str
+    metadata: dict[str, Any]
+    spans: list[tuple[int, int]] | None
 
 
-def tag(name: str, value: Any) -> int:
-    """Return the hash of a field with a value: 1 and 1.0 are one number in JSON; ``"1"`` and true are others."""
-    number = int(value) if isinstance(value, float) and value.is_integer() else value
-    return hash64(json.dumps([name, number]).encode())
+# ------------------------------------------------------------------------------------------------------- connections
+
+
+class _Files:
+    """Databases that are read as plain files: closing one would release the locks of all connections to it."""
+
+    def __init__(self) -> None:
+        self.lock, self.users, self.opened = threading.RLock(), dict[Path, int](), dict[Path, Any]()
+
+    @contextmanager
+    def used(self, path: Path) -> Iterator[None]:
+        """Count a connection; a file is closed after the last."""
+        with self.lock:
+            self.users[path] = self.users.get(path, 0) + 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.users[path] -= 1
+                if not self.users[path]:
+                    del self.users[path]
+                    if path in self.opened:
+                        self.opened.pop(path).close()
+
+    def sum(self, path: Path) -> int:
+        """Return the sum of a file."""
+        with self.lock:
+            file = self.opened.get(path) or self.opened.setdefault(path, path.open("rb", buffering=0))
+            file.seek(0)
+            total = 0
+            while block := file.read(2**20):
+                total = checksum((np.array([total], "<u8"), np.frombuffer(block, "u1")))
+            return total
+
+
+_files = _Files()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_files.__init__)  # type: ignore[misc]
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    """Let errors of SQLite say what they mean, and name the file."""
+    try:
+        yield
+    except sqlite3.IntegrityError as error:
+        raise ValueError(f"the metadata are nested too deeply, or {path} is damaged: {error}") from None
+    except sqlite3.Error as error:
+        code = CODES.get(getattr(error, "sqlite_errorcode", 0) & 255)
+        if code is None:
+            raise ValueError(f"{path} is damaged: {error}") from None
+        what = BUSY if code == errno.EAGAIN else f"{error} while writing or reading; nothing has changed"
+        raise OSError(code, what, str(path if code != errno.EAGAIN else path.parent)) from None
+
+
+@contextmanager
+def connected(folder: Path, timeout: float = TIMEOUT) -> Iterator[sqlite3.Connection]:
+    """Open the database of an index; what is not committed at the end is undone."""
+    path = folder / DATABASE
+    if not os.path.lexists(path):
+        if os.path.lexists(folder / "manifest.json"):
+            raise ValueError(
+                f"{folder} is an index of an older format, which is not read: index its texts again"
+            )
+        raise FileNotFoundError(errno.ENOENT, "no index is here; Index.create makes one", str(folder))
+    for end in ENDS:
+        if os.path.islink(f"{path}{end}"):
+            raise OSError(errno.ELOOP, disk.FOLLOWED, f"{path}{end}")
+    disk.check_regular(path)
+    journal, log = Path(f"{path}-journal"), Path(f"{path}-wal")
+    if journal.exists() and journal.read_bytes()[-8:] == SUPER_JOURNAL:
+        raise ValueError(f"{journal} names another file, which SQLite would remove")
+    mode = "rw" if os.access(folder, os.W_OK) and os.access(path, os.W_OK) else "ro"
+    fixed = mode == "ro" and not log.exists() and not journal.exists()
+    uri = f"{path.as_uri()}?mode={mode}" + "&immutable=1" * fixed
+    with (
+        _files.used(path),
+        _errors(path),
+        contextlib.closing(sqlite3.connect(uri, timeout, isolation_level=None, uri=True)) as db,
+    ):
+        yield db
+
+
+@contextmanager
+def _new_database(folder: Path) -> Iterator[sqlite3.Connection]:
+    """Yield the database of a new index, in a folder that is new or empty; it appears when it is whole."""
+    taken = FileExistsError(errno.EEXIST, "the folder is not empty; Index.open opens an index", str(folder))
+    if folder.is_dir() and any(each.name[0] != "." for each in folder.iterdir()):
+        raise taken
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / f".{DATABASE}.{secrets.token_hex(8)}"
+    try:
+        with _errors(new), contextlib.closing(sqlite3.connect(new, isolation_level=None)) as db:
+            yield db
+        os.link(new, folder / DATABASE)
+    except FileExistsError:
+        raise taken from None
+    finally:
+        for end in ENDS:
+            Path(f"{new}{end}").unlink(missing_ok=True)
+    disk.sync_folder(folder)
 
 
 def make(folder: Path, dtype: str, metric: str, model: Mapping[str, Any]) -> None:
     """Make an index without texts in a folder that is new or empty."""
-    own = {"format": FORMAT, "version": VERSION, "generation": 1, "data": 1, "dtype": dtype, "metric": metric}
-    own |= {"width": 0, "next_id": 0, "fields": [], **EMPTY, "model": dict(model)}
-    _check_empty(folder)  # before a lock is put into it
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        _check_empty(folder)
-        disk.write_files(folder, {MANIFEST: disk.to_json(own)})
+    own = {"format": FORMAT, "dtype": dtype, "metric": metric, "model": json.dumps(model), "fields": "[]"}
+    own |= dict.fromkeys(("width", "rows", "texts", "next_id", "spare"), 0) | {"file": 1}
+    own |= dict.fromkeys(("vectors", "codes", "valid", "begins"), b"")
+    own["generation"] = secrets.randbits(63)
+    with _new_database(folder) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        for each in (*SCHEMA, BY_HASH):
+            db.execute(each)
+        db.executemany("INSERT INTO state VALUES(?, ?)", own.items())
 
 
-def _check_empty(folder: Path) -> None:
-    if folder.is_dir() and any(each.name != LOCK and each.name[0] != "." for each in folder.iterdir()):
-        what = "the folder is not empty; Index.open opens an index"
-        raise FileExistsError(errno.EEXIST, what, str(folder))
+def copy(folder: Path, place: Path, seen: Snapshot | None) -> None:
+    """Copy one state of an index to a folder that is new or empty."""
+    with reading(folder, seen) as reader, _new_database(place) as db:
+        now = reader.now
+        for name, array in now.arrays.items():
+            now.check("vectors" if name == "vectors" else "codes")
+            with disk.open_own(place / f"{name}-{now.file}") as file:
+                for n in range(0, now.rows, BLOCK):
+                    file.write(array[n : n + BLOCK].tobytes())
+                os.fsync(file.fileno())
+        reader.db.backup(db)
+    with writing(place) as writer:
+        writer.commit()
+        writer.seal()
 
 
-def check_place(folder: Path) -> None:
-    """Refuse a folder without an index."""
-    if not os.path.lexists(folder / MANIFEST):
-        raise FileNotFoundError(errno.ENOENT, "no index is here; Index.create makes one", str(folder))
+# ---------------------------------------------------------------------------------------------------------- snapshots
 
 
-class Generation:
-    """A whole state of an index, which no writer changes: the manifest, and the files' valid parts, mapped.
+class Snapshot:
+    """One state of an index, which no change touches: settings, the valid rows, and embeddings, which are mapped."""
 
-    Attributes are the files' names: ``records``, ``rows``, ``tags``, ``deleted``, ``content``, ``vectors``, and for
-    int8 ``codes`` and ``scales``.
-    """
+    trusted = False  # the database has its sum
 
-    records: Array
-    rows: Array
-    tags: Array
-    deleted: Array
-    content: Array
-    vectors: Array
-    codes: Array | None = None
-    scales: Array | None = None
-
-    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
-        self.manifest = manifest
-        entries = Entries(manifest, str(folder / MANIFEST))
+    def __init__(self, folder: Path, state: Mapping[str, Any], seen: Snapshot | None) -> None:
+        self.folder, self.generation = folder, state.get("generation")
+        entries = Entries(state, str(folder / DATABASE))
         entries.only("format", FORMAT)
-        entries.only("version", VERSION)
-        self.metric, self.dtype, self.fields = (entries.raw(name) for name in ("metric", "dtype", "fields"))
-        of_names = isinstance(self.fields, list) and all(isinstance(name, str) for name in self.fields)
-        if self.dtype not in DTYPES or self.metric not in SIMILARITIES or not of_names:
-            raise entries.error("dtype, metric or fields are not those of an index")
-        self.number = entries.size("generation", most=MOST)
-        self.width = entries.size("width", least=0, most=2**24)
-        self.next_id = entries.size("next_id", least=0, most=MOST)
-        self.data = folder / f"data-{entries.size('data', most=MOST)}"
-        counts, sums = entries.raw("counts"), entries.raw("checksums", {})  # an older index has no checksums
-        if not isinstance(counts, dict) or not isinstance(sums, dict):
-            raise entries.error("counts and checksums must be objects")
-        summed = entries.inner("checksums", sums)
-        self.sums = {name: summed.size(name, least=0, most=2**32) for name in SUMMED if name in sums}
-        self._unchecked = set(self.sums)
-        counted = entries.inner("counts", counts)
-        self.shapes: dict[str, Any] = {name: (counted.size(name, least=0, most=MOST),) for name in TABLES}
-        (n,) = self.shapes["rows"]
-        if n < self.shapes["records"][0]:
-            raise counted.error("there are fewer rows than records")
-        self.shapes["vectors"] = n, self.width
+        try:
+            self.model, self.fields = json.loads(state["model"]), json.loads(state["fields"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise entries.error(f"model or fields: {error}") from None
+        self.dtype, self.metric = str(state.get("dtype")), str(state.get("metric"))
+        if self.dtype not in DTYPES or self.metric not in SIMILARITIES:
+            raise entries.error(f"unknown dtype or metric: {self.dtype!r:.80}, {self.metric!r:.80}")
+        self.width, self.rows, self.texts, self.next_id, self.spare = (
+            entries.size(name, least=0, most=MOST) for name in ("width", "rows", "texts", "next_id", "spare")
+        )
+        self.file = entries.size("file", most=MOST)
+        bits = (np.frombuffer(state[name], "u1") for name in ("valid", "begins"))
+        self.valid, self.begins = (
+            np.unpackbits(each, count=self.rows).view(bool) if len(each) else np.ones(self.rows, bool)
+            for each in bits
+        )
+        shapes: dict[str, Any] = {"vectors": ("<f4", (self.rows, self.width))}
         if self.dtype == "int8":
-            self.shapes |= {"codes": (n, self.width), "scales": (n,)}
-        for name, shape in self.shapes.items():
-            dtype = TABLES.get(name, np.dtype("i1" if name == "codes" else "<f4"))
-            setattr(self, name, self._mapped(name, dtype, shape))
+            shapes |= {"codes": ("i1", (self.rows, self.width)), "scales": ("<f4", (self.rows,))}
+        self.arrays = {name: self._mapped(name, *each) for name, each in shapes.items()}
+        self.vectors, self.codes = self.arrays["vectors"], self.arrays.get("codes")
+        self.sums = {name: np.frombuffer(state[name], "<u8") for name in ("vectors", "codes")}
+        self._checked = {name: np.zeros(len(sums), bool) for name, sums in self.sums.items()}
+        for name, checked in self._checked.items():
+            if seen is not None and seen.file == self.file:  # blocks whose sums are as they were
+                n = min(len(checked), len(seen.sums[name]))
+                checked[:n] = seen._checked[name][:n] & (seen.sums[name][:n] == self.sums[name][:n])
 
-    @classmethod
-    def newest(cls, folder: Path) -> Generation:
-        """Read the manifest, and map what it names.
-
-        If a vacuum ends meanwhile, it removes these files, and what it wrote is read instead.
-        """
-        before = None
-        while True:
-            check_place(folder)
-            manifest = disk.read_object(folder / MANIFEST)
-            try:
-                return cls(folder, manifest)
-            except OSError:
-                if manifest == before:
-                    raise
-                before = manifest
-
-    def _mapped(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        path, needed = self.data / name, int(np.prod(shape, dtype=object)) * dtype.itemsize
+    def _mapped(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+        path, needed = self.path(name), int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
         if not needed:
             return np.empty(shape, dtype)
         if (size := disk.check_regular(path)) < needed:
-            raise self.damaged(name, f"it has {size} bytes, and the index needs {needed}")
+            raise ValueError(f"{path} is damaged: it has {size} bytes, and the index needs {needed}")
         return np.asarray(disk.mapped(path, dtype, "r", shape))
 
-    def checked(self, name: str) -> Array:
-        """Return what a file holds; an error at the first call if it has changed since it was written."""
-        table: Array = getattr(self, name)
-        if name in self._unchecked:
-            if zlib.crc32(table.data) != self.sums[name]:
-                raise self.damaged(name, "its checksum is another")
-            self._unchecked.discard(name)
-        return table
+    def path(self, name: str) -> Path:
+        """Return where embeddings are, or codes, or scales."""
+        return self.folder / f"{name}-{self.file}"
 
-    def damaged(self, name: str, what: str) -> ValueError:
-        """Return an error about a file."""
-        return ValueError(f"{self.data / name} is damaged: {what}")
+    def check(self, name: str, rows: Array | None = None) -> None:
+        """Compare blocks of embeddings, or of codes, with their sums when they are first read: all, or some rows'."""
+        checked = self._checked[name]
+        if checked.all():
+            return
+        places = (
+            np.arange(self.rows) if rows is None else np.flatnonzero(rows) if rows.dtype == bool else rows
+        )
+        needed = np.bincount(places // BLOCK, minlength=len(checked)) > 0
+        for block in np.flatnonzero(needed & ~checked).tolist():
+            if self._sum(name, block) != self.sums[name][block]:
+                what = f"rows {block * BLOCK} to {min((block + 1) * BLOCK, self.rows) - 1} have another sum"
+                raise ValueError(
+                    f"{' or '.join(str(self.path(each)) for each in FILES[name])} is damaged: {what}"
+                )
+            checked[block] = True
 
-    # ------------------------------------------------------------------------------------------------- records
-
-    def raw(self, n: int) -> Raw:
-        """Read a record."""
-        record = self.records[n]
-        offset, _, _, *sizes, crc = record.item()
-        content = self.content[offset : offset + sum(sizes)].tobytes()
-        if checksum(record, content) != crc:
-            raise self.damaged("content", f"record {n} is another one than that of {self.data / 'records'}")
-        a, b = sizes[0], sizes[0] + sizes[1]
-        return Raw(content[:a], content[a:b], content[b:])
-
-    def entry(self, n: int) -> tuple[Any, str, dict[str, Any]]:
-        """Return a record's id, text and metadata."""
-        raw = self.raw(n)
-        try:
-            return json.loads(raw.id), raw.text.decode(), json.loads(raw.metadata)
-        except ValueError as error:
-            raise self.damaged("content", f"record {n}: {error}") from None
+    def _sum(self, name: str, block: int) -> int:
+        part = slice(block * BLOCK, (block + 1) * BLOCK)
+        return sums_of(*(self.arrays[each][part] for each in FILES[name]))[0]
 
     @functools.cached_property
-    def alive(self) -> Array | None:
-        """Which records are not deleted, (records,) of bool; None for all."""
-        if not len(self.deleted):
+    def owner(self) -> Array | None:
+        """The first row of each row's text; None if each text has one row."""
+        if self.begins.all():
             return None
-        alive = np.ones(len(self.records), bool)
-        alive[self._within("deleted", self.checked("deleted"))] = False
-        return alive
+        return np.maximum.accumulate(np.where(self.begins, np.arange(self.rows), 0))
 
     def live(self) -> Array:
-        """Return the numbers of the records that are not deleted, in order."""
-        return np.arange(len(self.records)) if self.alive is None else np.flatnonzero(self.alive)
-
-    def _within(self, name: str, records: Array) -> Array:
-        """Return numbers of records that a file holds."""
-        if len(records) and int(records.max()) >= len(self.records):
-            raise self.damaged(name, f"it names record {records.max()} of {len(self.records)}")
-        return records
-
-    def find(self, kind: str, wanted: Mapping[bytes, int], deleted: bool = False) -> dict[bytes, int]:
-        """Return the last record of each id or text that there is; ``wanted`` has their hashes."""
-        found = {}
-        for n in np.flatnonzero(_among(self.checked("records")[f"{kind}_hash"], wanted.values())).tolist():
-            if deleted or self.alive is None or self.alive[n]:
-                found[getattr(self.raw(n), kind)] = n
-        return {content: n for content, n in found.items() if content in wanted}
-
-    def selected(self, where: Mapping[str, Collection[Any]]) -> Array | None:
-        """Return which records are not deleted and have one of the values in each field, (records,) of bool.
-
-        It is None if all are selected.
-        """
-        found, tags = self.alive, self.checked("tags") if where else self.tags
-        for name, values in where.items():
-            tagged = _among(tags["hash"], {tag(name, value) for value in values})
-            has = np.zeros(len(self.records), bool)
-            has[self._within("tags", tags["record"][tagged])] = True
-            found = has if found is None else found & has
-        return found
-
-    # ---------------------------------------------------------------------------------------------------- rows
-
-    @property
-    def has_windows(self) -> bool:
-        """True if some texts have several rows; without them, the row of a record has its number."""
-        return len(self.rows) != len(self.records)
-
-    def rows_of(self, records: Array) -> tuple[Array, Array]:
-        """Return the first row of each record, and the one after its last."""
-        if not self.has_windows:
-            return records, records + 1
-        column, wanted = self.rows["record"], records.astype("<u4")
-        first, end = np.searchsorted(column, wanted), np.searchsorted(column, wanted, "right")
-        if not np.all(first < end):
-            raise self.damaged("rows", "a record has none")
-        return first, end
-
-    def row(self, n: int) -> tuple[int, tuple[int, int]]:
-        """Return a row's record, and where in its text what was embedded begins and ends, in characters."""
-        record, start, end, crc = self.rows[n].item()
-        if record >= len(self.records) or checksum(self.rows[n], self.vectors[n].data) != crc:
-            raise self.damaged("vectors", f"row {n} is another one than that of {self.data / 'rows'}")
-        return record, (start, end)
-
-    def passage(self, n: int) -> str:
-        """Return what was embedded as a row."""
-        record, (start, end) = self.row(n)
-        return self.entry(record)[1][start:end]
-
-    def kept(self, selected: Array | None) -> Array | None:
-        """Return which rows are those of selected records, (rows,) of bool; None for all."""
-        if selected is None or not self.has_windows:
-            return selected
-        return selected[self._within("rows", self.rows["record"])]
-
-    def spans(self, record: int) -> tuple[list[tuple[int, int]], Array]:
-        """Return where the windows of a record begin and end, and their embeddings."""
-        (first,), (end,) = map(np.ndarray.tolist, self.rows_of(np.array([record])))
-        return [self.row(n)[1] for n in range(first, end)], self.vectors[first:end]
+        """Return the first rows of the texts that are not deleted, in order."""
+        return np.flatnonzero(self.valid & self.begins)
 
 
-def _among(hashes: Array, wanted: Collection[int]) -> Array:
-    """Return which hashes are wanted, in a third of the time of np.isin."""
-    few = np.sort(np.fromiter(wanted, np.uint64, len(wanted)))
-    found: Array = np.zeros(len(hashes), bool)
-    if len(few) > 30:
-        found = few[np.searchsorted(few[1:], hashes, "right")] == hashes
-    else:
-        for each in few:
-            found |= hashes == each
-    return found
-
-
-def checksum(entry: Any, content: Any) -> int:
-    """Return the checksum of a record or a row, with what it is about."""
-    return zlib.crc32(content, zlib.crc32(entry.tobytes()[HASHED[entry.nbytes]]))
+def sums_of(*arrays: Array) -> list[int]:
+    """Return the sum of each block of rows."""
+    parts = (slice(n, n + BLOCK) for n in range(0, len(arrays[0]), BLOCK))
+    return [checksum(tuple(np.ascontiguousarray(each[part]) for each in arrays)) for part in parts]
 
 
 def quantized(rows: Array) -> tuple[Array, Array]:
@@ -304,146 +289,337 @@ def quantized(rows: Array) -> tuple[Array, Array]:
     return np.rint(rows / scales[:, None]).astype(np.int8), scales
 
 
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+class Reader:
+    """A snapshot and the texts of its database, for the time of one call."""
+
+    def __init__(
+        self,
+        folder: Path,
+        db: sqlite3.Connection,
+        seen: Snapshot | None,
+        begin: str = "BEGIN",
+        check: bool = True,
+    ) -> None:
+        self.folder, self.db = folder, db
+        self.begin(seen, begin, check)
+
+    def begin(self, seen: Snapshot | None, how: str, check: bool = True) -> None:
+        """Begin a transaction, with the newest state; the first that is to check compares the database with its sum."""
+        failed = None
+        while True:
+            self.db.execute(how)
+            generation = self.generation()
+            trusted = seen is not None and seen.trusted
+            if check and not trusted:
+                self._check_database(generation)
+            try:
+                if seen is None or generation != seen.generation:
+                    state = dict(self.db.execute("SELECT name, value FROM state"))
+                    seen = Snapshot(self.folder, state, seen)
+                self.now = seen
+                self.now.trusted = trusted or check
+                return
+            except FileNotFoundError:  # a vacuum has removed a file since the database was read
+                self.db.execute("ROLLBACK")
+                if generation == failed:
+                    raise
+                failed = generation
+
+    def generation(self) -> int:
+        """Return the number of the newest state."""
+        (found,) = self.one("SELECT value FROM state WHERE name = 'generation'") or (None,)
+        if type(found) is not int or found < 0:
+            raise ValueError(f"{self.folder / DATABASE} is damaged: it has no state")
+        return found
+
+    def _check_database(self, generation: Any) -> None:
+        """Compare the file with its sum, if it holds all that was written."""
+        found = [sql for (sql,) in self.db.execute("SELECT sql FROM sqlite_schema WHERE type != 'index'")]
+        if found != list(SCHEMA):
+            raise ValueError(f"{self.folder / DATABASE} is damaged: it has other tables than an index")
+        stored = _read_sum(self.folder) if self.is_whole() else None
+        if stored and stored[0] == generation and _files.sum(self.folder / DATABASE) != stored[1]:
+            raise ValueError(f"{self.folder / DATABASE} is damaged: it has another sum")
+
+    def is_whole(self) -> bool:
+        """Tell whether the file has all pages, and keeps them while this transaction lasts."""
+        log = Path(f"{self.folder / DATABASE}-wal")
+        return not log.exists() or not log.stat().st_size
+
+    def one(self, sql: str, *values: Any) -> Any:
+        """Return the first row of a query, or None."""
+        return self.db.execute(sql, values).fetchone()
+
+    def entries(self, where: str = "id IS NOT NULL ORDER BY row", *values: Any) -> list[Entry]:
+        """Return texts, by default all in order."""
+        sql = f"SELECT row, id, text, metadata, spans FROM texts WHERE {where}"
+        try:
+            return [
+                Entry(row, name, text, json.loads(metadata), spans and [(a, b) for a, b in json.loads(spans)])
+                for row, name, text, metadata, spans in self.db.execute(sql, values)
+            ]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.folder / DATABASE} is damaged: {error}") from None
+
+    def every(self) -> list[Entry]:
+        """Return all texts."""
+        found = self.entries()
+        if len(found) != self.now.texts:
+            what = f"it has {len(found)} texts of {self.now.texts}"
+            raise ValueError(f"{self.folder / DATABASE} is damaged: {what}")
+        return found
+
+    def entry(self, row: int) -> Entry:
+        """Return the text of a row."""
+        first = row if self.now.owner is None else int(self.now.owner[row])
+        if not (found := self.entries("row = ? AND id IS NOT NULL", first)):
+            raise ValueError(f"{self.folder / DATABASE} is damaged: row {row} has no text")
+        return found[0]
+
+    def passage(self, row: int) -> str:
+        """Return what was embedded as a row."""
+        entry = self.entry(row)
+        return entry.text[slice(*entry.spans[row - entry.row])] if entry.spans else entry.text
+
+    def _rows(self, sql: str, values: Sequence[str]) -> Array:
+        """Return which rows a query of first rows selects, (rows,) of bool, with those of all windows."""
+        found = np.zeros(self.now.rows, bool)
+        (listed,) = self.one(f"SELECT group_concat(row) FROM texts WHERE {sql}", *values)
+        if listed:  # one text is read three times as fast as many ints
+            found[np.fromstring(listed, np.int64, sep=",")] = True
+        return found if self.now.owner is None else found[self.now.owner]
+
+    def selected(self, where: Mapping[str, Sequence[Condition]]) -> Array | None:
+        """Return which rows are those of texts that are not deleted and meet all conditions, (rows,) of bool.
+
+        It is None if all are selected.
+        """
+        found = None if self.now.valid.all() else self.now.valid
+        for name, conditions in where.items():
+            bounds = [each for each in conditions if each[0] not in ("==", "!=")]
+            every = [self._rows(*between(name, bounds))] if bounds else []
+            for operator, values in (each for each in conditions if each not in bounds):
+                has = [self._rows(*each) for each in equal(name, values)]
+                every.append(np.logical_or.reduce(has) ^ (operator == "!="))
+            for rows in every:
+                found = rows if found is None else found & rows
+        return found
+
+    def fields_indexed(self) -> set[str]:
+        """Return the names of the indexes of fields."""
+        sql = "SELECT name FROM sqlite_schema WHERE type = 'index' AND name LIKE 'field %'"
+        return {f'"{name}"' for (name,) in self.db.execute(sql)}
+
+    def without_index(self, fields: Iterable[str]) -> list[str]:
+        """Return those of some fields that can have an index, and have none."""
+        known = {None, *self.fields_indexed()}
+        return [name for name in fields if index_name(name) not in known]
+
+    def known(self, hashes: Sequence[bytes]) -> dict[bytes, tuple[int, str | None]]:
+        """Return the first row and the spans of each text that has been embedded, also of deleted ones, by its hash."""
+        found = (self.one("SELECT row, spans FROM texts WHERE hash = ?", each) for each in hashes)
+        return {name: each for name, each in zip(hashes, found, strict=True) if each}
+
+    def spans(self, row: int, spans: str | None) -> tuple[list[tuple[int, int]] | None, Array]:
+        """Return where the windows of a text begin and end, and their embeddings."""
+        listed = [(a, b) for a, b in json.loads(spans)] if spans else None
+        rows = np.arange(row, row + (len(listed) if listed else 1))
+        self.now.check("vectors", rows)
+        return listed, self.now.vectors[rows]
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of the one process that changes an index."""
-    import fcntl  # POSIX has it
+def reading(
+    folder: Path, seen: Snapshot | None = None, timeout: float = TIMEOUT, check: bool = True
+) -> Iterator[Reader]:
+    """Open an index to read one state of it."""
+    with connected(folder, timeout) as db:
+        yield Reader(folder, db, seen, check=check)
 
-    owner = os.getpid()
-    with disk.open_own(folder / LOCK) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            what = "another process or thread is changing this index; try again when it has ended"
-            raise BlockingIOError(errno.EAGAIN, what, str(folder)) from None
-        try:
-            yield
-        finally:
-            # A process that was forked meanwhile has the file open too: closing would leave the lock, and the process
-            # may come here itself.
-            if os.getpid() == owner:
-                fcntl.flock(lock, fcntl.LOCK_UN)
+
+def _read_sum(folder: Path) -> tuple[int, int] | None:
+    """Return the state that the sum of a database is about, and the sum; None if there is none."""
+    path = folder / SUM
+    if path.is_symlink() or not path.is_file() or path.stat().st_size != 24:
+        return None
+    numbers = np.fromfile(path, "<u8")
+    return (int(numbers[0]), int(numbers[1])) if checksum((numbers[:2],)) == numbers[2] else None
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[Writer]:
-    """Hold the lock of an index, and yield what changes it; what is not committed at the end is removed."""
-    check_place(folder)
-    with locked(folder):
-        writer = Writer(folder)
-        writer.clean()
+def writing(folder: Path, seen: Snapshot | None = None, timeout: float = TIMEOUT) -> Iterator[Writer]:
+    """Wait until no other writer is there, and yield what changes an index; what is not committed is undone."""
+    with connected(folder, timeout) as db:
+        writer = Writer(folder, db, seen, "BEGIN IMMEDIATE")
         try:
-            if writer.now.data.is_symlink():
-                writer.copy()
+            if writer.now.spare not in (0, writer.now.file):
+                writer.clean(writer.now.spare)
             yield writer
         finally:
             writer.close()
-            writer.clean()
 
 
-class Writer:
-    """What changes an index; ``now`` has what was appended, also before it is committed."""
+class Writer(Reader):
+    """What changes an index; ``now`` is the state that is committed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.now = folder, Generation.newest(folder)
-        self._files: dict[Path, Any] = {}
+    def __init__(self, *given: Any) -> None:
+        self._opened: dict[Path, tuple[Any, int]] = {}
+        super().__init__(*given)
 
     def close(self) -> None:
-        """Close all files."""
-        while self._files:
-            self._files.popitem()[1].close()
-
-    def clean(self) -> None:
-        """Remove what is not committed, also of a writer that was killed.
-
-        Only the manifest knows, as Ctrl-C may follow its rename.
-        """
-        valid = Generation.newest(self.folder)
-        for path in self.folder.iterdir():
-            if DATA.fullmatch(path.name) and path != valid.data and not path.is_symlink():
-                with suppress(OSError):  # it has files of the user's
-                    for name in valid.shapes:
-                        (path / name).unlink(missing_ok=True)
-                    path.rmdir()
-            elif LEFT.fullmatch(path.name) and not path.is_dir():
-                path.unlink()
-        for name in valid.shapes:
-            path, size = valid.data / name, getattr(valid, name).nbytes
-            if not valid.data.is_symlink() and path.exists() and path.stat().st_size > size:
-                with disk.open_own(path) as file:
+        """Undo what is not committed, and close all files."""
+        undone = self.db.in_transaction
+        while self._opened:
+            file, size = self._opened.popitem()[1]
+            with suppress(OSError), file:
+                if undone:
                     file.truncate(size)
+        if undone:
+            self.db.execute("ROLLBACK")
 
-    def renew(self) -> None:
-        """Begin with empty files, in a new folder."""
-        data = self.now.manifest["data"] + 1
-        while os.path.lexists(self.folder / f"data-{data}"):  # the user's
-            data += 1
-        self.now = Generation(self.folder, {**self.now.manifest, **EMPTY, "data": data})
+    def clean(self, number: int) -> None:
+        """Remove the files of a number, which no state needs."""
+        for name in NAMES:
+            with suppress(OSError):  # a folder, or a file that another process has mapped on Windows
+                (self.folder / f"{name}-{number}").unlink(missing_ok=True)
 
-    def copy(self) -> None:
-        """Continue with copies of the valid files in a new folder, as theirs is a link, which is not followed."""
-        old = self.now
-        self.renew()
-        data = self.now.data
-        data.mkdir()
-        for name in old.shapes:
-            self._write(name, getattr(old, name))
-        self.now = Generation(self.folder, {**old.manifest, "data": int(data.name.removeprefix("data-"))})
-
-    def append(
-        self,
-        raws: Sequence[Raw],
-        text_hashes: Sequence[int],
-        spans: Sequence[Sequence[tuple[int, int]]],
-        vectors: Array,
-        deleted: Sequence[int] = (),
-        **changes: Any,
-    ) -> None:
-        """Append records with their windows and the windows' embeddings, and change entries of the manifest."""
-        now, first = self.now, len(self.now.records)
-        joined = [b"".join(raw) for raw in raws]
-        records = np.zeros(len(raws), TABLES["records"])
-        records["offset"] = len(now.content) + np.cumsum([0, *map(len, joined)])[:-1]
-        for n, name in enumerate(Raw._fields):
-            records[name] = [len(raw[n]) for raw in raws]
-        records["id_hash"], records["text_hash"] = [hash64(raw.id) for raw in raws], text_hashes
-        records["crc"] = [checksum(*each) for each in zip(records, joined, strict=True)]
-        windows = [(n, *span) for n, each in enumerate(spans, first) for span in each]
-        rows = np.array([(*window, 0) for window in windows], TABLES["rows"])
-        rows["crc"] = [checksum(row, vector.data) for row, vector in zip(rows, vectors, strict=True)]
-        fields = [(n, json.loads(raw.metadata)) for n, raw in enumerate(raws, first)]
-        values = [(name, value, n) for n, each in fields for name, value in each.items()]
-        tags = [(tag(name, value), n) for name, value, n in values if not isinstance(value, list | dict)]
-        tables = {"records": records, "rows": rows, "vectors": vectors}
-        tables["content"] = np.frombuffer(b"".join(joined), "u1")
-        tables |= {"tags": np.array(tags, TABLES["tags"]), "deleted": np.array(deleted, TABLES["deleted"])}
-        if now.dtype == "int8":
-            tables["codes"], tables["scales"] = quantized(vectors)
-        self.now.data.mkdir(exist_ok=True)
-        for name, table in tables.items():
-            self._write(name, table)
-        counts = {name: len(getattr(now, name)) + len(tables[name]) for name in TABLES}
-        sums = {name: zlib.crc32(tables[name].data, before) for name, before in now.sums.items()}
-        changes |= {"counts": counts, "checksums": sums}
-        self.now = Generation(self.folder, {**now.manifest, **changes})
-
-    def _write(self, name: str, array: Array) -> None:
-        path, left = self.now.data / name, memoryview(array.tobytes())
+    def _write(self, name: str, file: int, at: int, array: Array) -> None:
+        """Append to a file, after as many bytes as are valid."""
+        path, left = self.folder / f"{name}-{file}", memoryview(array.tobytes())
         try:
-            if path not in self._files:
-                self._files[path] = disk.open_own(path)
+            if path not in self._opened:
+                opened = self._opened[path] = disk.open_own(path), at
+                opened[0].truncate(at)
             while left:
-                left = left[self._files[path].write(left) :]
+                left = left[self._opened[path][0].write(left) :]
         except OSError as error:
-            what = f"{error.strerror} while writing {len(left)} bytes; the index is as it was before"
+            what = f"{error.strerror} while writing {len(left)} bytes; nothing has changed"
             raise OSError(error.errno, what, str(path)) from error
 
-    def commit(self, **changes: Any) -> None:
-        """Make what was appended the newest generation, durably, with changed entries of the manifest."""
-        for file in self._files.values():
+    def append(self, vectors: Array, file: int, rows: int, sums: Mapping[str, Array]) -> dict[str, bytes]:
+        """Append embeddings to files with some rows; return the sums of all blocks."""
+        arrays = {"vectors": vectors}
+        if self.now.dtype == "int8":
+            arrays |= dict(zip(("codes", "scales"), quantized(vectors), strict=True))
+        for name, array in arrays.items():
+            self._write(name, file, rows * array[:1].nbytes, array)
+        begin, found = rows % BLOCK, {}
+        for name, of in FILES.items():
+            if all(each in arrays for each in of):
+                parts = [arrays[each] for each in of]
+                if begin:  # the last block has room
+                    self.now.check(name, np.arange(rows - begin, rows))
+                    old = (self.now.arrays[each][rows - begin :] for each in of)
+                    parts = [np.concatenate(each) for each in zip(old, parts, strict=True)]
+                found[name] = (
+                    sums[name][: rows // BLOCK].tobytes() + np.array(sums_of(*parts), "<u8").tobytes()
+                )
+        return found
+
+    def change(
+        self,
+        texts: Sequence[tuple[Any, str, str, bytes]] = (),
+        spans: Sequence[Sequence[tuple[int, int]] | None] = (),
+        vectors: Array = NONE,
+        gone: Sequence[int] = (),
+        **changes: Any,
+    ) -> None:
+        """Add texts, each an id, a text, metadata and a hash, and delete those whose first rows are given; commit."""
+        now, added = self.now, len(vectors)
+        rows = now.rows + added
+        valid = np.append(now.valid, np.ones(added, bool))
+        valid[: now.rows][np.array(gone, int) if now.owner is None else np.isin(now.owner, gone)] = False
+        ends = now.rows + np.cumsum([0, *(len(each or [0]) for each in spans)])
+        begins = np.append(now.begins, np.zeros(added, bool))
+        begins[ends[:-1]] = True
+        if added:
+            changes |= self.append(vectors, now.file, now.rows, now.sums) | {"width": vectors.shape[1]}
+        run = self.db.executemany
+        run(
+            "UPDATE texts SET id = NULL, text = NULL, metadata = NULL WHERE row = ?",
+            [(each,) for each in gone],
+        )
+        written = zip(ends.tolist(), texts, spans, strict=False)
+        new = [(row, *text, json.dumps(each) if each else None) for row, text, each in written]
+        run("INSERT INTO texts VALUES(?, ?, ?, ?, ?, ?)", new)
+        self.commit(rows=rows, texts=now.texts + len(texts) - len(gone), **_packed(valid, begins), **changes)
+        self.seal()
+
+    def vacuum(self, done: Callable[[int], Any]) -> None:
+        """Write all files anew without the rows of deleted texts, under another number; commit."""
+        while True:
+            number = self.now.file + 1
+            while any(os.path.lexists(self.folder / f"{name}-{number}") for name in NAMES):
+                number += 1  # the user's
+            generation = self.commit(spare=number)
+            self.begin(self.now, "BEGIN IMMEDIATE")
+            if self.now.generation == generation:  # no other writer came between
+                break
+        now, places = self.now, np.flatnonzero(self.now.valid)
+        sums = {name: np.empty(0, "<u8") for name in now.sums}
+        for n in range(0, len(places), 8 * BLOCK):
+            some = places[n : n + 8 * BLOCK]
+            now.check("vectors", some)
+            written = self.append(now.vectors[some], number, n, sums)
+            sums |= {name: np.frombuffer(each, "<u8") for name, each in written.items()}
+            done(len(some))
+        for (
+            name
+        ) in self.fields_indexed():  # which the next search makes again, faster than all rows would move
+            self.db.execute(f"DROP INDEX {name}")
+        self.db.execute("DELETE FROM texts WHERE id IS NULL")
+        first, numbers = now.live(), np.cumsum(now.valid) - 1
+        moved = zip(numbers[first].tolist(), first.tolist(), strict=True)
+        self.db.executemany("UPDATE texts SET row = ? WHERE row = ?", moved)
+        packed = _packed(now.valid[places], now.begins[places])
+        self.commit(rows=len(places), file=number, spare=now.file, **packed, **sums)
+        self.clean(now.file)
+        with suppress(sqlite3.OperationalError):  # a reader is there
+            self.db.execute("VACUUM")
+        self.seal()
+
+    def commit(self, **changes: Any) -> int:
+        """Make changed entries of the state durable, after all that they are about; return the state's new number."""
+        generation = secrets.randbits(63)
+        for file, size in self._opened.values():
             os.fsync(file.fileno())
-        if self.now.data.exists():  # not after a vacuum that leaves nothing
-            disk.sync_folder(self.now.data)
-        manifest = {**self.now.manifest, **changes, "generation": self.now.number + 1}
-        disk.write_files(self.folder, {MANIFEST: disk.to_json(manifest)})
-        self.now = Generation(self.folder, manifest)
+            if not size:
+                disk.sync_folder(self.folder)
+        named = [(value, name) for name, value in (changes | {"generation": generation}).items()]
+        self.db.executemany("UPDATE state SET value = ? WHERE name = ?", named)
+        self.db.execute("COMMIT")
+        self.close()
+        return generation
+
+    def seal(self) -> None:
+        """Let the database's file have all pages, and write its sum, unless other callers need it now."""
+        with suppress(sqlite3.OperationalError, OSError):
+            self.db.execute("PRAGMA busy_timeout = 0")
+            self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self.db.execute("BEGIN IMMEDIATE")
+            if self.is_whole():
+                numbers = np.array([self.generation(), _files.sum(self.folder / DATABASE)], "<u8")
+                with disk.open_own(self.folder / SUM) as file:
+                    file.truncate(0)
+                    file.write(np.append(numbers, np.uint64(checksum((numbers,)))).tobytes())
+
+
+def _packed(valid: Array, begins: Array) -> dict[str, bytes]:
+    """Return bitmaps as they are stored: of rows that are all alike, nothing."""
+    both = {"valid": valid, "begins": begins}
+    return {name: b"" if bits.all() else np.packbits(bits).tobytes() for name, bits in both.items()}
+
+
+def index_fields(folder: Path, names: Sequence[str], seen: Snapshot) -> None:
+    """Make an index for each field that can have one, unless another writer is there or nothing may be written."""
+    with suppress(OSError), writing(folder, seen, 0) as writer:
+        for name in names:
+            writer.db.execute(f"CREATE INDEX IF NOT EXISTS {index_name(name)} ON texts({value_of(name)})")
+        writer.commit()
+        writer.seal()

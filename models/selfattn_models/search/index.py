@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +16,25 @@ import numpy as np
 from selfattn.engine import SIMILARITIES, Array, bar, check_number, check_size, disk, one_of
 from selfattn_models._encoders import column
 from selfattn_models._tokenizer import check_unicode
-from selfattn_models.search._adding import append, checked_ids, checked_metadata, checked_where, id_json
-from selfattn_models.search._models import Model, model_of, model_of_manifest
-from selfattn_models.search._nearest import best_records
+from selfattn_models.search._adding import BATCH, add, checked_ids, checked_metadata
+from selfattn_models.search._models import Model, checked_rows, model_of, model_of_index
+from selfattn_models.search._nearest import best_texts
 from selfattn_models.search._ranking import Words, joined, near, reranked
-from selfattn_models.search._store import DTYPES, MANIFEST, Generation, hash64, make, writing
+from selfattn_models.search._store import (
+    DTYPES,
+    INDEXED,
+    TIMEOUT,
+    Entry,
+    Reader,
+    Snapshot,
+    copy,
+    index_fields,
+    make,
+    reading,
+    writing,
+)
+from selfattn_models.search._where import checked_where
 
-CHUNK = 8192  # texts that are looked up and written at once
 LEAST_RANKED_AGAIN = 50  # hits, by words too or by a reranker
 
 
@@ -45,9 +59,9 @@ class Hit(_Hit):
 class Index:
     """Texts with their embeddings, in a folder: embedded once, then searched by any number of processes.
 
-    ``Index.create`` makes one, ``Index.open`` opens it. One process at a time changes it, and a change is seen whole
-    or not at all: each method uses the newest state, and ends with it. Texts are in the order in which they were
-    added.
+    ``Index.create`` makes one, ``Index.open`` opens it. Any number of threads and processes search and change it: one
+    change waits for another, and is seen whole or not at all. Each method uses the newest state, and ends with it.
+    Texts are in the order in which they were added.
 
     Attributes
     ----------
@@ -79,10 +93,17 @@ class Index:
         self.folder = folder
         self._load, self._entry = load, entry
         self._loaded: Model | None = None
-        self._words: tuple[Generation, Words] | None = None
-        self._seen: tuple[Any, Generation] | None = None
-        now = self._current()
-        self.metric, self.dtype = str(now.metric), str(now.dtype)
+        self._words: tuple[Snapshot, Words] | None = None
+        self._seen: Snapshot | None = None
+        with self._reading(check=False) as reader:
+            self.metric, self.dtype = reader.now.metric, reader.now.dtype
+
+    @contextmanager
+    def _reading(self, check: bool = True) -> Iterator[Reader]:
+        """Read the newest state."""
+        with reading(self.folder, self._seen, check=check) as reader:
+            self._seen = reader.now
+            yield reader
 
     @classmethod
     def create(
@@ -108,8 +129,6 @@ class Index:
         ------
         FileExistsError, FileNotFoundError, TypeError, ValueError
             The folder is not empty; or something is not as above.
-        BlockingIOError
-            Another process or thread is making an index there.
         """
         folder = Path(path).absolute()
         one_of("dtype", dtype, DTYPES)
@@ -138,8 +157,9 @@ class Index:
             The model has changed, another one is given, or the index is damaged; the message names the file.
         """
         folder = Path(path).absolute()
-        entry = Generation.newest(folder).manifest.get("model")
-        index = cls(folder, *model_of_manifest(folder / MANIFEST, entry, model))
+        with reading(folder, check=False) as reader:
+            found = model_of_index(folder, reader.now.model, model)
+        index = cls(folder, *found)
         if model is not None:
             index.model  # noqa: B018 an error if it is another one
         return index
@@ -150,57 +170,49 @@ class Index:
     def model(self) -> Model:
         """What embeds; an error if it makes other embeddings than those that are here."""
         if self._loaded is None:
-            loaded, now = self._load(), self._current()
-            if len(now.rows):
-                loaded.check(now)
+            loaded = self._load()
+            with self._reading(check=False) as reader:
+                loaded.check(reader)
             self._loaded = loaded
         return self._loaded
 
     @property
     def ids(self) -> list[str | int]:
         """The ids of all texts."""
-        return [entry[0] for entry in self._entries()]
+        return [entry.id for entry in self._entries()]
 
     @property
     def texts(self) -> list[str]:
         """All texts."""
-        return [entry[1] for entry in self._entries()]
+        return [entry.text for entry in self._entries()]
 
     @property
     def metadata(self) -> list[dict[str, Any]]:
         """The metadata of all texts."""
-        return [entry[2] for entry in self._entries()]
+        return [entry.metadata for entry in self._entries()]
 
     @property
     def vectors(self) -> Array:
         """The embedding of each text."""
-        now = self._current()
-        whole = now.alive is None and not now.has_windows
-        return now.vectors if whole else now.vectors[now.rows_of(now.live())[0]]
+        with self._reading() as reader:
+            now = reader.now
+            now.check("vectors")
+            live = now.live()
+            return now.vectors if len(live) == now.rows else now.vectors[live]
 
-    def _entries(self) -> list[tuple[Any, str, dict[str, Any]]]:
-        now = self._current()
-        return [now.entry(n) for n in now.live().tolist()]
+    def _entries(self) -> list[Entry]:
+        with self._reading() as reader:
+            return reader.every()
 
     def __len__(self) -> int:
-        now = self._current()
-        return len(now.records) if now.alive is None else int(now.alive.sum())
+        with self._reading() as reader:
+            return reader.now.texts
 
     def __repr__(self) -> str:
-        now = self._current()
-        return (
-            f"Index({str(self.folder)!r}: {len(self)} texts, {now.metric}, {now.dtype}, "
-            f"{now.manifest['model'].get('name')})"
-        )
-
-    def _current(self) -> Generation:
-        """Return the newest generation."""
-        path = self.folder / MANIFEST
-        state = path.stat() if path.exists() else None
-        mark = state and (state.st_ino, state.st_mtime_ns, state.st_size)
-        if mark is None or self._seen is None or self._seen[0] != mark:
-            self._seen = mark, Generation.newest(self.folder)
-        return self._seen[1]
+        with self._reading() as reader:
+            now = reader.now
+        what = f"{now.texts} texts, {now.metric}, {now.dtype}, {now.model.get('name')}"
+        return f"Index({str(self.folder)!r}: {what})"
 
     # ---------------------------------------------------------------------------------------------------- changes
 
@@ -209,10 +221,14 @@ class Index:
         texts: Sequence[str],
         ids: Sequence[str | int] | None = None,
         metadata: Sequence[Mapping[str, Any]] | None = None,
+        vectors: Any = None,
+        timeout: float = TIMEOUT,
         *,
         progress: bool = False,
     ) -> list[str | int]:
-        """Add texts, all or none. One that is here already, to the letter, is not embedded again.
+        """Add texts. One that is here already, to the letter, is not embedded again.
+
+        Each 512 texts are written as a whole: what an interruption or an error has left out, the same call adds.
 
         Parameters
         ----------
@@ -224,7 +240,11 @@ class Index:
             int that was an id.
         metadata : sequence of mapping, optional
             JSON for each text: names with numbers, texts, True, False or None, by which :meth:`search` selects; and
-            other values, which are only kept.
+            lists, which it looks into; other values are only kept.
+        vectors : array_like of float, shape (n, d), optional
+            The embeddings of the texts, as the model makes them, which is not used then.
+        timeout : float, default 10
+            How many seconds to wait for another process or thread that is writing.
         progress : bool, default False
             Show a bar with rate and remaining time; needs ``tqdm``.
 
@@ -238,32 +258,34 @@ class Index:
         TypeError, ValueError
             Something is not as above, an id is given twice, or the model cannot take a text; the message says which.
         BlockingIOError, OSError
-            Another process or thread is changing the index; or the disk is full. After any error the index is as it
-            was.
+            Another process or thread has been changing the index for ``timeout`` seconds; or the disk is full.
         """
-        listed, model = column(texts), self.model
+        listed = column(texts)
+        rows = None if vectors is None else checked_rows("vectors must be", vectors, listed)
+        model = self.model if rows is None else None
         for n, text in enumerate(listed):
             check_unicode(text, n, "text")
         given = None if ids is None else checked_ids(ids, len(listed))
         fields = checked_metadata(metadata, len(listed))
-        with writing(self.folder) as writer, bar(progress, len(listed), "add") as done:
-            if given is None:
-                first = writer.now.next_id
-                given = list(range(first, first + len(listed)))
-            before = writer.now
-            for n in range(0, len(listed), CHUNK):
-                part = slice(n, n + CHUNK)
-                append(writer, model, listed[part], given[part], fields[part], done)
-            if writer.now is not before:
-                writer.commit(model=self._entry)
-        return given
+        found: list[Any] = []
+        with bar(progress, len(listed), "add") as done:
+            for n in range(0, len(listed), BATCH):
+                part = slice(n, n + BATCH)
+                some = None if given is None else given[part]
+                own = None if rows is None else rows[part]
+                place = self.folder, self._seen, model, self._entry
+                found += add(*place, listed[part], some, fields[part], own, timeout)
+                done(len(listed[part]))
+        return found
 
-    def delete(self, ids: Sequence[str | int] | str | int) -> None:
+    def delete(self, ids: Sequence[str | int] | str | int, *, timeout: float = TIMEOUT) -> None:
         """Delete texts, all or none. Their room on the disk is free after :meth:`vacuum`.
 
         Parameters
         ----------
         ids : sequence of str or int, or one
+        timeout : float, default 10
+            As for :meth:`add`.
 
         Raises
         ------
@@ -274,16 +296,16 @@ class Index:
         """
         given = [ids] if isinstance(ids, str | int | np.generic) else ids
         given = list(given) if isinstance(given, Set) else given
-        wanted = {name: hash64(name) for name in map(id_json, checked_ids(given))}
-        with writing(self.folder) as writer:
-            found = writer.now.find("id", wanted)
-            if missing := [name.decode() for name in wanted if name not in found]:
-                raise ValueError(f"there is no id {missing[0]}; {len(missing)} of {len(wanted)} are missing")
-            if found:
-                writer.append([], [], [], np.empty((0, writer.now.width), np.float32), sorted(found.values()))
-                writer.commit(model=self._entry)
+        wanted = checked_ids(given)
+        with writing(self.folder, self._seen, timeout) as writer:
+            rows = {name: writer.one("SELECT row FROM texts WHERE id = ?", name) for name in wanted}
+            if missing := [name for name, row in rows.items() if row is None]:
+                what = f"there is no id {json.dumps(missing[0], ensure_ascii=False)}"
+                raise ValueError(f"{what}; {len(missing)} of {len(wanted)} are missing")
+            if rows:
+                writer.change(gone=[row for (row,) in rows.values()], model=json.dumps(self._entry))
 
-    def vacuum(self, *, progress: bool = False) -> None:
+    def vacuum(self, *, timeout: float = TIMEOUT, progress: bool = False) -> None:
         """Write all files anew without what was deleted or replaced; searches go on meanwhile, with the old ones.
 
         Raises
@@ -291,18 +313,15 @@ class Index:
         BlockingIOError, OSError, ValueError
             As for :meth:`add`; the disk needs room for both. Or a file is damaged.
         """
-        with writing(self.folder) as writer:
-            old = writer.now
-            live = old.live()
-            writer.renew()
-            with bar(progress, len(live), "vacuum") as done:
-                for n in range(0, len(live), CHUNK):
-                    some = live[n : n + CHUNK].tolist()
-                    spans, vectors = zip(*map(old.spans, some), strict=True)
-                    hashes = old.records["text_hash"][some].tolist()
-                    writer.append(list(map(old.raw, some)), hashes, spans, np.concatenate(vectors))
-                    done(len(some))
-            writer.commit(model=self._entry)
+        with (
+            writing(self.folder, self._seen, timeout) as writer,
+            bar(progress, writer.now.rows, "vacuum") as done,
+        ):
+            writer.vacuum(done)
+
+    def copy(self, path: disk.PathLike) -> None:
+        """Copy the newest state to a folder that is new or empty; others may write meanwhile."""
+        copy(self.folder, Path(path).absolute(), self._seen)
 
     # ----------------------------------------------------------------------------------------------------- search
 
@@ -322,8 +341,10 @@ class Index:
         k : int, default 10
             How many texts to find at most.
         where : mapping, optional
-            A value, or a list of values, for each of some fields: only texts whose metadata have one of them in every
-            field are compared at all. Types matter: 1, "1" and True differ; 1 and 1.0 are one number.
+            For each of some fields a value, a list or a set of values, or a pair of an operator, ``== != < <= > >=``,
+            and a value, or a list of such pairs: only texts whose metadata meet all of them are compared at all. Types
+            matter: 1, "1" and True differ; 1 and 1.0 are one number. None is a field that is null or missing. A list in
+            the metadata equals each of its values.
         rerank : object or path, optional
             A cross-encoder, with ``rank(query, texts)``, or its folder: it sorts the best 50, or 4·k if these are more.
         hybrid : bool, default False
@@ -352,23 +373,30 @@ class Index:
             check_unicode(each, n, "query")
         if not isinstance(hybrid, bool | np.bool_):
             raise TypeError(f"hybrid must be True or False, not {hybrid!r:.80}")
-        model, now = self.model, self._current()
-        k = min(check_size("k", k), max(1, len(now.records)))
-        selected = now.selected(checked_where(where, now.fields))
-        if not queries or not len(now.rows):
-            return [] if isinstance(query, str) else [list[Hit]() for _ in queries]
-        vectors = model.rows_for(now, model.encode_query(queries))
-        most = k if rerank is None and not hybrid else max(LEAST_RANKED_AGAIN, 4 * k)
-        found = best_records(now, vectors, most, now.kept(selected))
-        if hybrid:
-            if self._words is None or self._words[0] is not now:
-                records = now.live()
-                self._words = now, Words(records, [now.entry(n)[1] for n in records.tolist()])
-            best = [self._words[1].best(each, most, selected) for each in queries]
-            found = [joined(now, *both, most if rerank else k) for both in zip(found, best, strict=True)]
-        if rerank is not None:
-            found = [reranked(now, each, some, rerank, k) for each, some in zip(queries, found, strict=True)]
-        hits = [[_hit(now, row, score) for row, score in each] for each in found]
+        model, k = self.model, check_size("k", k)
+        embedded = model.encode_query(queries) if queries else None
+        with self._reading() as reader:
+            now, conditions = reader.now, checked_where(where, reader.now.fields)
+            if embedded is None or not now.texts:
+                return [] if isinstance(query, str) else [list[Hit]() for _ in queries]
+            vectors, k = model.rows_for(now, embedded), min(k, now.texts)
+            selected = reader.selected(conditions)
+            most = k if rerank is None and not hybrid else max(LEAST_RANKED_AGAIN, 4 * k)
+            found = best_texts(reader, vectors, most, selected)
+            if hybrid:
+                if self._words is None or self._words[0] is not now:
+                    every = reader.every()
+                    rows, texts = [each.row for each in every], [each.text for each in every]
+                    self._words = now, Words(np.array(rows, int), texts)
+                best = [self._words[1].best(each, most, selected) for each in queries]
+                found = [joined(now, *both, most if rerank else k) for both in zip(found, best, strict=True)]
+            if rerank is not None:
+                pairs = zip(queries, found, strict=True)
+                found = [reranked(reader, each, some, rerank, k) for each, some in pairs]
+            hits = [[_hit(reader, row, score) for row, score in each] for each in found]
+            missing = reader.without_index(conditions) if now.texts >= INDEXED else []
+        if missing:
+            index_fields(self.folder, missing, now)
         return hits[0] if isinstance(query, str) else hits
 
     def duplicates(self, threshold: float = 1.0, *, progress: bool = False) -> list[list[str | int]]:
@@ -394,15 +422,12 @@ class Index:
         """
         if not 0 < check_number("threshold", threshold) <= 1:
             raise ValueError(f"threshold must be above 0 and at most 1, not {threshold}")
-        now = self._current()
-        with bar(progress, len(now.live()), "duplicates") as done:
-            groups = near(now, threshold, done)
-        return [[now.entry(n)[0] for n in group] for group in groups]
+        with self._reading() as reader, bar(progress, reader.now.texts, "duplicates") as done:
+            return [[reader.entry(row).id for row in group] for group in near(reader, threshold, done)]
 
 
-def _hit(now: Generation, row: int, score: float) -> Hit:
-    record, span = now.row(row)
-    name, text, metadata = now.entry(record)
-    hit = Hit(name, score, text, metadata)
-    hit.span = None if span == (0, len(text)) else span
+def _hit(reader: Reader, row: int, score: float) -> Hit:
+    entry = reader.entry(row)
+    hit = Hit(entry.id, score, entry.text, entry.metadata)
+    hit.span = entry.spans[row - entry.row] if entry.spans else None
     return hit

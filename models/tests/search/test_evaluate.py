@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from selfattn_models import search
+from selfattn_models.search._ranking import words
 from selfattn_models.search.evaluate import evaluate, measures
 
 pytest.importorskip("bm25s", reason="the extra 'search' is not installed")
@@ -24,6 +25,13 @@ def test_measures_are_those_of_ir_measures(k):
         got = {str(n): value for n, value in enumerate(ours[f"{name}@{k}"])}
         assert got == pytest.approx(dict.fromkeys(got, 0.0) | expected, abs=1e-12)
         assert 0 < np.mean(list(got.values())) < 1
+
+
+def test_words_of_scripts_with_marks_and_without_spaces():
+    assert words("Café, RÉSUMÉ x2") == ["café", "résumé", "x2"]
+    assert words("मेज पर किताब") == ["मेज", "पर", "किताब"]
+    assert words("打印机 in 日本 雨") == ["打印", "印机", "in", "日本", "雨"]
+    assert words("พิมพ์") == ["พิม", "มพ์"]
 
 
 def test_a_hit_that_occurs_twice_counts_once():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hostile import contents
 from refusals import refusals
 
 import selfattn_models as models
@@ -99,9 +100,9 @@ def test_a_text_is_embedded_once(index, model):
 
 def test_an_id_is_replaced(index, model):
     index.add(["w1 w2", "w3", "w4"], ids=["1", 1, -7], metadata=[{"a": 1}, {"a": 2}, {"b": None}])
-    before = (index.folder / "manifest.json").read_bytes()
+    before = contents(index.folder)
     index.add(["w3"], ids=[1], metadata=[{"a": 2}])
-    assert (index.folder / "manifest.json").read_bytes() == before  # nothing has changed
+    assert contents(index.folder) == before  # nothing has changed
     index.add(["w5", "w3"], ids=["1", 1], metadata=[{"a": 3}, {"a": 4}])
     assert index.ids == [-7, "1", 1] and index.texts == ["w4", "w5", "w3"] and len(index) == 3
     assert index.metadata == [{"b": None}, {"a": 3}, {"a": 4}]
@@ -121,10 +122,74 @@ def test_where_knows_types(index):
     def found(**where):
         return sorted(hit.id for hit in index.search("w1", 99, where))
 
-    assert found(v=1) == found(v=1.0) == found(v=np.int64(1)) == [0, 3]
+    assert found(v=1) == found(v=1.0) == found(v=np.int64(1)) == [0, 3, 7]
     assert found(v="1") == [1] and found(v=True) == [2] and found(v=None) == [4] and found(v=False) == [5]
-    assert found(v=[1, "é", 1.5]) == found(v=np.array([1, "é", 1.5], object)) == [0, 3, 9, 10]
+    assert found(v=[1, "é", 1.5]) == found(v=np.array([1, "é", 1.5], object)) == [0, 3, 7, 9, 10]
     assert found(v=[1, True], w=0) == [0, 2] and found(v=[]) == found(v="none") == []
+
+
+def test_where_compares_numbers_with_numbers_and_texts_with_texts(index, monkeypatch):
+    values = [1, 2.5, "b", True, None, [3, "b"], 10**300, "é", {"x": 1}]
+    fields = [{'q"\\': value, "all": n} for n, value in enumerate(values)]
+    index.add(drawn(len(values) + 1), metadata=[*fields, {"all": 9}])
+    expected = {
+        (">", 1): [1, 6],
+        (">=", 1): [0, 1, 6],
+        ("<", 2.5): [0],
+        ("<", "c"): [2],
+        (">", ""): [2, 7],
+        ("!=", "b"): [0, 1, 3, 4, 6, 7, 8, 9],
+        ("!=", (1, None)): [1, 2, 3, 5, 6, 7, 8],
+        ("==", None): [4, 9],
+        3: [5],
+        ((">", 1), ("<=", 2.5)): [1],
+        (("<", 9), ("!=", 1)): [1],
+    }
+    for indexed in (10_000, 1):  # with an index of the field too
+        monkeypatch.setattr("selfattn_models.search.index.INDEXED", indexed)
+        for where, ids in expected.items():
+            for name, kept in (('q"\\', ids), ("all", None)):
+                found = sorted(
+                    hit.id for hit in index.search("w1", 99, {name: where} if kept else {name: {*range(10)}})
+                )
+                assert found == (kept or [*range(10)])
+    for wrong in ((">", None), ("<", [1]), (">", True)):
+        with pytest.raises(TypeError, match="needs a number or a text"):
+            index.search("w1", where={"all": wrong})
+
+
+def test_tiny_embeddings_keep_their_order(tmp_path):
+    rows = {f"text {n}": [1e-30 * (n + 1), 1e-30] for n in range(9)}
+    for metric in ("cosine", "dot", "euclidean", "manhattan"):
+        for dtype in ("float32", "int8")[: 2 if metric in ("cosine", "dot") else 1]:
+            index = search.Index.create(
+                tmp_path / metric / dtype,
+                lambda texts: np.array([rows[text] for text in texts]),
+                dtype,
+                metric,
+            )
+            index.add(list(rows))
+            scores = exact(metric, np.array(rows["text 4"]), np.array(list(rows.values())))
+            assert [hit.id for hit in index.search("text 4")] == np.argsort(-scores, kind="stable").tolist()
+
+
+def test_vectors_may_be_given(index, model):
+    texts = drawn(20)
+    index.add(texts, vectors=model(texts)[:, ::-1])
+    model.given.clear()
+    index.add(["w1"], ids=[0], vectors=[[1.0] * WIDTH])
+    assert not model.given and np.allclose(index.vectors[-1], WIDTH**-0.5)
+    for wrong in (
+        np.ones((2, WIDTH)),
+        np.full((1, WIDTH), np.nan),
+        np.ones((1, 3)),
+        np.ones((1, WIDTH), int),
+    ):
+        with pytest.raises(ValueError, match=r"vectors must be|of width 3; the index has 24"):
+            index.add(["w2"], vectors=wrong)
+    index.add(texts[1:2], ids=["embedded"])
+    assert model.given == texts[1:2]  # what was given is not what the model makes
+    assert search.Index.open(index.folder, model).search(texts[1])[0].id == "embedded"
 
 
 def add_nothing(index, what):
@@ -201,7 +266,10 @@ def test_only_the_same_model_opens_it(tmp_path, index):
         search.Index.open(index.folder, Words(seed=1))
     with pytest.raises(ValueError, match="makes embeddings of width 5; the index has 24"):
         search.Index.open(index.folder, Words(width=5))
-    for use in (search.Index.open, lambda path: search.Index.delete(SimpleNamespace(folder=path), "a")):
+    for use in (
+        search.Index.open,
+        lambda path: search.Index.delete(SimpleNamespace(folder=path, _seen=None), "a"),
+    ):
         with pytest.raises(FileNotFoundError, match="no index is here"):
             use(tmp_path)
     with pytest.raises(FileExistsError, match="the folder is not empty"):
@@ -260,7 +328,7 @@ def test_vacuum_leaves_what_is_alive(index, tmp_path):
     index.vacuum()
     assert state() == before
     assert sum(path.stat().st_size for path in index.folder.rglob("*")) < size
-    assert [path.name for path in index.folder.glob("data-*")] == ["data-2"]
+    assert sorted(contents(index.folder)) == ["index.sqlite", "index.sum", "vectors-2"]
     index.delete(index.ids)
     index.vacuum()
     assert index.search("w1") == index.duplicates(0.5) == [] and index.ids == []
@@ -378,8 +446,8 @@ def test_a_long_text_is_found_by_a_window(tmp_path, folder):
     long += " dark" * 40
     index = search.Index.create(tmp_path / "index", model)
     index.add(["old stones", long, "the sea"])
-    now = index._current()
-    windows = [now.passage(n) for n in range(len(now.rows)) if now.row(n)[0] == 1]
+    with index._reading() as reader:
+        windows = [reader.passage(row) for row in range(reader.now.rows) if reader.entry(row).id == 1]
     assert windows[:2] == ["The sea was calm.", "A ship sailed over the dark water near old stones."]
     assert " ".join(windows).split() == long.split()
     assert all(len(model.tokenizer.encode("a " + window).ids) <= model.max_seq_length for window in windows)

@@ -219,13 +219,13 @@ def searched(dtype):
 
 
 def some_index_files():
-    names = [(dtype, name) for dtype in ("float32", "int8") for name in searched(dtype) if name != "lock"]
+    names = [(dtype, name) for dtype in ("float32", "int8") for name in searched(dtype)]
     return [f"{dtype} {name}\n".encode() + searched(dtype)[name] for dtype, name in names]
 
 
 def change_index(content, draw):
     head, content = content.split(b"\n", 1)
-    return head + b"\n" + (change_json if head.endswith(b"json") else change_bytes)(content, draw)
+    return head + b"\n" + change_bytes(content, draw)
 
 
 def read_index(folder, content):
