@@ -138,6 +138,7 @@ class CausalModel(LanguageModel):
         max_new_tokens: int | None = None,
         *,
         stream: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **how: Unpack[GenerationSettings],
     ) -> Any:
         """Answer the last message of a chat.
@@ -147,10 +148,13 @@ class CausalModel(LanguageModel):
         messages : str, or list of dict; or list of such lists
             ``{"role": "user", "content": "…"}`` and so on, as the model's template takes them; a str is a single
             message of the user. A content may be a list of parts, ``{"type": "text", "text": "…"}``, which become
-            lines. A list of lists is several chats, which are answered together.
+            lines if the template does not take them itself. A message that calls tools need have none. A list of lists
+            is several chats, which are answered together.
         max_new_tokens : int, optional
             By default as many as the folder says, or 512.
         stream : bool, default False
+        chat_template_kwargs : dict, optional
+            Further variables of the template, such as ``{"tools": […], "enable_thinking": False}``.
 
         Returns
         -------
@@ -188,25 +192,30 @@ class CausalModel(LanguageModel):
         several = (
             isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
         )
-        pieces = self._chat_answers(
-            messages if several else [messages], {**how, "max_new_tokens": max_new_tokens}
-        )
+        chats = messages if several else [messages]
+        settings = {**how, "max_new_tokens": max_new_tokens}
+        pieces = self._chat_answers(chats, settings, [chat_template_kwargs] * len(chats))
         return answer_stream(pieces, not several) if stream else whole_answers(pieces, not several)
 
-    def conversation(self, system: str | None = None) -> Conversation:
+    def conversation(
+        self, system: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> Conversation:
         """Begin a conversation, which keeps the keys and values of its tokens from one answer to the next.
 
         Parameters
         ----------
         system : str, optional
             The system message, before all others.
+        chat_template_kwargs : dict, optional
+            As of :meth:`chat`, for all answers.
 
         Returns
         -------
         Conversation
             ``conversation.ask("…")`` answers a message.
         """
-        return Conversation(self, [] if system is None else [{"role": "system", "content": system}])
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        return Conversation(self, messages, chat_template_kwargs)
 
     @copy_doc(chat)
     @takes_settings
@@ -243,21 +252,26 @@ class CausalModel(LanguageModel):
         return answer_stream(pieces, False) if stream else whole_answers(pieces, False)
 
     def _chat_answers(
-        self, chats: Sequence[Any], how: dict[str, Any], prefixes: Sequence[Prefix] | None = None
+        self,
+        chats: Sequence[Any],
+        how: dict[str, Any],
+        variables: Sequence[Mapping[str, Any] | None],
+        prefixes: Sequence[Prefix] | None = None,
     ) -> Iterator[list[Any]]:
         """Return an iterator of what is new of each chat's answer at each step."""
         how = settings_of(self, "chat" if prefixes is None else "ask", 512, how)
         room = min(check_size("max_new_tokens", how["max_new_tokens"]), self.max_positions // 4)
         most = self.max_positions - max(room - 1, 0)  # the last token needs no place
-        ids = [self._fitting(chat, most) for chat in chats]
+        ids = [self._fitting(chat, most, more) for chat, more in zip(chats, variables, strict=True)]
         for n, own in enumerate(ids):
             self._check_begin(own, f"chat {n}" if len(ids) > 1 else "the chat")
         stop_ids = self.stop_ids | self._turn_end_ids()
         return self._answers(ids, [True] * len(ids), how, stop_ids, [[]] * len(ids), prefixes)
 
-    def _fitting(self, messages: Any, most: int) -> Array:
+    def _fitting(self, messages: Any, most: int, variables: Mapping[str, Any] | None) -> Array:
         """Return the ids of a chat, without its oldest turns if there are more than ``most``."""
-        ids = self._encoded(self.chat_prompt(messages), special=False)
+        more = () if variables is None else (variables,)
+        ids = self._encoded(self.chat_prompt(messages, *more), special=False)
         if ids.size <= most:
             return ids
         chat = [{"role": "user"}] if isinstance(messages, str) else messages
@@ -265,7 +279,7 @@ class CausalModel(LanguageModel):
 
         def without(turn: int) -> Array:
             kept = [*messages[: turns[0]], *messages[turns[turn] :]]
-            return self._encoded(self.chat_prompt(kept), special=False)
+            return self._encoded(self.chat_prompt(kept, *more), special=False)
 
         first = 0
         if len(turns) > 1:  # the last turn stays
@@ -303,7 +317,7 @@ class CausalModel(LanguageModel):
             warn(f"{what} begins with {bos} twice; {why}: leave one out")
 
     @copy_doc(chat)
-    def chat_prompt(self, messages: Any) -> str:
+    def chat_prompt(self, messages: Any, chat_template_kwargs: Mapping[str, Any] | None = None) -> str:
         """Return the text that :meth:`chat` continues.
 
         Returns
@@ -314,7 +328,8 @@ class CausalModel(LanguageModel):
         if self.chat_template is None:
             trained = "such as one in the form that the model was trained with"
             raise ValueError(f"this model has no chat template; generate() continues any text, {trained}")
-        return rendered(self.chat_template, messages, self.special_tokens, process=self._templates)
+        own = self.special_tokens
+        return rendered(self.chat_template, messages, own, process=self._templates, more=chat_template_kwargs)
 
     def _answers(
         self,
@@ -401,8 +416,13 @@ class Conversation:
         conversation.ask("And of Italy?")
     """
 
-    def __init__(self, model: CausalModel, messages: list[dict[str, Any]]) -> None:
-        self.model, self.messages = model, messages
+    def __init__(
+        self,
+        model: CausalModel,
+        messages: list[dict[str, Any]],
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model, self.messages, self.chat_template_kwargs = model, messages, chat_template_kwargs
         self._prefix = Prefix()
         self._weights: tuple[object, int] | None = None  # those by which it has been computed
         self._is_answering = False  # True while an answer is generated
@@ -490,7 +510,8 @@ def answers(
     for each in conversations:
         if each._weights != weights:
             each._prefix, each._weights = Prefix(), weights
-    pieces = model._chat_answers(chats, how, [each._prefix for each in conversations])
+    variables = [each.chat_template_kwargs for each in conversations]
+    pieces = model._chat_answers(chats, how, variables, [each._prefix for each in conversations])
     return _kept(pieces, conversations, chats)
 
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,11 +162,12 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"JSON has no {type(value).__name__}")
 
 
-def checked_messages(messages: Any, template: str) -> list[dict[str, Any]]:
-    """Return the messages of a chat, whose contents are texts.
+def checked_messages(messages: Any, template: str, in_parts: Callable[[], bool]) -> list[dict[str, Any]]:
+    """Return the messages of a chat, whose contents are texts; or parts of type "text", if ``in_parts()``.
 
-    A TypeError if they are not a str or a list of dicts, or a content is neither text nor parts; a ValueError if
-    there are none, if a role is neither usual nor named by the template, or if a part of a content is not text.
+    A message that calls tools need have no content. A TypeError if they are not a str or a list of dicts, or a content
+    is neither text nor parts; a ValueError if there are none, if a role is neither usual nor named by the template, or
+    if a part of a content is not text.
     """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
@@ -179,16 +180,17 @@ def checked_messages(messages: Any, template: str) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             such = '{"role": "user", "content": "…"}'
             raise TypeError(f"message {n} must be a dict such as {such}, not {message!r:.80}")
-        if "content" not in message:
+        if "content" not in message and not (message.get("tool_calls") or message.get("function_call")):
             raise ValueError(f"message {n} has no content")
-        role, content = message["role"], message["content"]
+        role, content = message["role"], message.get("content")
         if role not in ROLES and not any(f"{quote}{role}{quote}" in template for quote in "'\""):
             raise ValueError(f"message {n} has the role {role!r:.80}; usual roles are {', '.join(ROLES)}")
         if isinstance(content, list | tuple):
-            content = "\n".join(_text_of(part, n) for part in content)
-        if not isinstance(content, str | None):  # None, as with calls of tools, is for the template
+            texts = [_text_of(part, n) for part in content]
+            content = [{"type": "text", "text": text} for text in texts] if in_parts() else "\n".join(texts)
+        elif not isinstance(content, str | None):  # None, as with calls of tools, is for the template
             raise TypeError(f"message {n} has the content {content!r:.80}, neither a str nor a list of parts")
-        found.append({**message, "content": content})
+        found.append({**message, "content": content} if "content" in message else dict(message))
     return found
 
 
@@ -208,16 +210,31 @@ def rendered(
     special_tokens: Mapping[str, str],
     answer: bool = True,
     process: TemplateProcess | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the text of a chat, with the beginning of an answer; special tokens are variables of the template.
 
-    ``process`` renders it; by default one that ends then. Errors are those of :func:`checked_messages`, and a
-    ValueError if the template is not Jinja2, refuses the messages, or takes too much time or memory.
+    ``more`` variables may be given, such as ``tools``. ``process`` renders it; by default one that ends then. Errors
+    are those of :func:`checked_messages`, and a ValueError if the template is not Jinja2, refuses the messages, or
+    takes too much time or memory.
     """
-    variables: dict[str, Any] = {
-        "messages": checked_messages(messages, template),
-        "tools": None,
-        "documents": None,
-    }
-    variables |= {"add_generation_prompt": answer, **special_tokens}
-    return (process or TemplateProcess()).render(template, variables)
+    if not isinstance(more, Mapping | None):
+        raise TypeError(f"chat_template_kwargs must be a dict of the template's variables, not {more!r:.80}")
+    if taken := {"messages", "add_generation_prompt"} & {*(more or ())}:
+        raise ValueError(f"chat_template_kwargs has {min(taken)!r}, which the call itself gives the template")
+    process = process or TemplateProcess()
+    variables: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": answer}
+    variables |= special_tokens
+
+    def in_parts() -> bool:
+        """Find out whether the template takes the parts of a content, or would write them as a list."""
+        sign = "selfattn"
+        probe = [{"role": "user", "content": [{"type": "text", "text": sign}]}]
+        try:
+            text = process.render(template, variables | {"messages": probe})
+        except ValueError:  # it takes texts alone, or has other rules
+            return False
+        return sign in text and f"'{sign}'" not in text and f'"{sign}"' not in text
+
+    variables |= {"messages": checked_messages(messages, template, in_parts), **(more or {})}
+    return process.render(template, variables)

@@ -284,7 +284,12 @@ def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
         if entry["dtype"].startswith("F") and dtype is None:
             small = "floats of 8 bits or fewer, which are not supported; take the model in 16 or 32 bits"
             raise ValueError(f"{path}: {name} is stored in {entry['dtype']}, {small}")
-        if dtype is None:  # position_ids, for example
+        if dtype is None and (
+            name.endswith(".weight") or (name.endswith(".bias") and len(entry["shape"]) == 1)
+        ):
+            such = "weights are floats of 16 to 64 bits, or int8 with scales"
+            raise ValueError(f"{path}: {name} is stored in {entry['dtype']}; {such}")
+        if dtype is None:  # position_ids, or the causal mask of GPT-2
             continue
         start, end = (begin + offset for offset in entry["data_offsets"])
         flat = np.asarray(data[start:end])  # if it is not aligned, `fit` copies it

@@ -213,6 +213,14 @@ class Answer(NamedTuple):
     top_token_ids: Array | None
     top_logprobs: Array | None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict of texts, numbers and lists, which JSON takes; it has no infinity, so None stands there."""
+
+        def plain(x: Any) -> Any:
+            return np.where(np.isfinite(x), x, np.array(None)).tolist() if isinstance(x, np.ndarray) else x
+
+        return {name: plain(x) for name, x in self._asdict().items()}
+
 
 class Stops(NamedTuple):
     """Texts that end an answer: as given, and as searched.

@@ -38,12 +38,16 @@ PRE = {
     for name in names.split()
 }
 # The models of these normalise texts to NFC, but no key of a GGUF file says so.
-NFC = ("qwen2", "megrez", "mpt", "olmo", "command-r")
+NFC = ("qwen2", "deepseek-r1-qwen", "megrez", "mpt", "olmo", "command-r")
 # Old files do not name a pre-tokenizer; the first models of the architecture had these.
 UNNAMED = {"qwen2": "qwen2", "qwen3": "qwen2", "gpt2": "gpt-2", "llama": "gpt-2"}
 # As in Llama 3, a word that is a token needs no merges, and a text begins with the bos token unless the file says no.
 WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
-BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3")
+BOS_FIRST = WHOLE_WORDS_FIRST
+# Phi-3's marks end with the white space after them, but no key says so: llama.cpp knows the models by their names. The
+# marks of Phi-4, of the same architecture, do not, and its tokenizer is of another kind.
+PHI3 = ("phi-3", "phi3")
+KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 # Normal tokens that look like these are special: old converters wrote no types, or called such tokens normal.
 MARK = re.compile(r"<\|.*\|>|<｜.*｜>|<(start|end)_of_\w+>|\[/?INST\]", re.DOTALL)
 ENDS_OF_TURN = (
@@ -136,7 +140,17 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
         tokenizer = make(library, entries)
     # These are found whole in a text; decoding leaves out the special ones.
     whole = [(token, own) for token, own in zip(tokens, types, strict=True) if token and own in WHOLE]
-    added = [library.AddedToken(token, special=own != USER_DEFINED, normalized=False) for token, own in whole]
+    name = str(file.metadata.get("general.name", "")).lower()
+    is_phi3 = kind == "llama" and (entries.architecture == "phi3" or any(each in name for each in PHI3))
+    added = [
+        library.AddedToken(
+            token,
+            special=own != USER_DEFINED,
+            normalized=False,
+            rstrip=is_phi3 and token not in KEEP_SPACE,
+        )
+        for token, own in whole
+    ]
     tokenizer.add_tokens(added)
     begins = entries.raw("pre") in BOS_FIRST or kind == "llama"  # converters name a pre-tokenizer, too
     wanted = {"bos": entries.flag("add_bos_token", begins), "eos": entries.flag("add_eos_token", False)}

@@ -106,6 +106,12 @@ class Pipeline:
             raise TypeError(f"prompt must be a str, not {type(given).__name__}")
         return self.prompts.get(given, given)
 
+    @property
+    def document_prompt(self) -> str:
+        """The text before each text that is searched, under the first of the names that sentence-transformers knows."""
+        names = ("document", "passage", "corpus")
+        return next((self.prompts[name] for name in names if name in self.prompts), "")
+
     def named(self, name: str) -> str:
         """Return what :meth:`prompt` takes for the prompt of a name.
 

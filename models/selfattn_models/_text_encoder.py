@@ -292,7 +292,7 @@ class TextEncoder(Pretrained):
         prompt : str, optional
             By default the folder's prompt of the name ``"query"``, none without one.
         """
-        prompt = self._prompt("query", prompt, theirs)
+        prompt = self._prompt(self.pipeline.prompts.get("query", ""), prompt, theirs)
         return self.encode(sentences, batch_size, progress, normalize, prompt, truncate_dim, **theirs)
 
     @copy_doc(encode)
@@ -311,8 +311,8 @@ class TextEncoder(Pretrained):
         Parameters
         ----------
         prompt : str, optional
-            By default the folder's prompt of the name ``"document"``, none without one, as in sentence-transformers:
-            a prompt of another name, such as ``"passage"``, must be given.
+            By default the folder's prompt of the name ``"document"``, ``"passage"`` or ``"corpus"``, the first that it
+            has; none without one. sentence-transformers documents this, but takes ``"document"`` alone.
 
         Examples
         --------
@@ -321,7 +321,7 @@ class TextEncoder(Pretrained):
             documents = model.encode_document(["a storm at sea", "tea with milk"])
             scores = model.similarity(model.encode_query("the waves rose"), documents)[0]
         """
-        prompt = self._prompt("document", prompt, theirs)
+        prompt = self._prompt(self.pipeline.document_prompt, prompt, theirs)
         return self.encode(sentences, batch_size, progress, normalize, prompt, truncate_dim, **theirs)
 
     def similarity(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
@@ -380,11 +380,11 @@ class TextEncoder(Pretrained):
         self.tokenizer.enable_truncation(value, direction=direction)
         self.pipeline.keep_length(value)
 
-    def _prompt(self, name: str, given: str | None, theirs: dict[str, Any]) -> str | None:
-        """Return what was given, or the folder's prompt of a name if nothing was."""
+    def _prompt(self, usual: str, given: str | None, theirs: dict[str, Any]) -> str | None:
+        """Return what was given, or the usual prompt if nothing was."""
         if given is not None or theirs.get("prompt_name") is not None:
             return given
-        return self.pipeline.prompts.get(name, "")
+        return usual
 
     def encode_to(
         self,
@@ -499,8 +499,7 @@ class TextEncoder(Pretrained):
         Raises
         ------
         NotImplementedError
-            The folder's pooling is not mean, cls or last token, leaves the prompt out, or a Dense or a
-            truncate_dim follows it.
+            The folder's pooling is not mean, cls or last token, leaves the prompt out, or a Dense follows it.
 
         Warns
         -----
@@ -510,16 +509,18 @@ class TextEncoder(Pretrained):
         pipeline = self.pipeline
         skips = pipeline.prompt(None) and not pipeline.include_prompt
         after = [dense for _, dense in pipeline.after]
-        if pipeline.core_pooling is None or any(after) or pipeline.truncate_dim or skips:
-            need = "a pooling of mean, cls or last token, over the prompt as well, no Dense after it, no truncate_dim"
+        if pipeline.core_pooling is None or any(after) or skips:
+            need = "a pooling of mean, cls or last token, over the prompt as well, and no Dense after it"
             raise NotImplementedError(f"gradients need {need}")
         given = Sentences(sentences)
         ids, cu_seqlens, types, _ = self._whole(given, pipeline.prompt(None)).pack()
         rows, pulled = self._rows_vjp(ids, cu_seqlens, pipeline.core_pooling, types)
-        y = unit = normalized(rows) if after else rows
+        unit = normalized(rows) if after else rows
+        y = unit[:, : pipeline.truncate_dim]
 
         def backward(dy: Array) -> Gradients:
-            d = dy.reshape(rows.shape)
+            d = np.zeros(rows.shape, dy.dtype)
+            d[:, : y.shape[1]] = dy.reshape(y.shape)
             if after:  # d/dx of x / |x|
                 length = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True))
                 d = ((d - unit * (d * unit).sum(axis=1, keepdims=True)) / length).astype(rows.dtype)

@@ -550,7 +550,15 @@ def pooling(model: Any) -> tuple[Callable[[Array], Array], str] | None:
     modes = ("cls",) if isinstance(model, ViTModel) else () if pipeline is None else tuple(pipeline.modes)
     if len(modes) != 1 or modes[0] not in IN_CORE or any(x for _, x in getattr(pipeline, "after", ())):
         return None
-    return (lambda rows: pool(rows, np.array([0, len(rows)]), modes, [0])[0]), modes[0]
+    kept = None if pipeline is None else pipeline.truncate_dim
+
+    def pooled(rows: Array) -> Array:
+        found: Array = pool(rows, np.array([0, len(rows)]), modes, [0])[0]
+        if kept is not None:
+            found[kept:] = 0  # as many numbers as the rows, and the folder's cosine
+        return found
+
+    return pooled, modes[0]
 
 
 def _place(place: int, length: int) -> int:

@@ -89,7 +89,7 @@ def fine_tune(
 
 def _prompted(model: Any, rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, ...]]:
     """Put the folder's prompts of queries and documents before the texts, as encode_query and encode_document do."""
-    query, document = (model.pipeline.prompts.get(name, "") for name in ("query", "document"))
+    query, document = model.pipeline.prompts.get("query", ""), model.pipeline.document_prompt
     if (query or document) and not model.pipeline.include_prompt:
         raise NotImplementedError(
             "gradients need a pooling over the prompt as well, which this folder leaves out"

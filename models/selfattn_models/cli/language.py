@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import selfattn_models as models
 from selfattn.cli import streams
 from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError, add_dtype, checked_seed, count
@@ -88,6 +86,9 @@ def _generate(options: argparse.Namespace) -> int:
     prompt = options.prompt
     if prompt == streams.DASH:
         prompt = read_text(streams.source(prompt))
+        prompt = prompt.removesuffix("\n").removesuffix(
+            "\r"
+        )  # the last line end is the file's, not the text's
     out = streams.results()
     model = load(options)
     _print(model.generate(prompt, **_how(options)), out)
@@ -200,10 +201,8 @@ def load(options: argparse.Namespace) -> Any:
 
 def _print(answer: Any, out: Any) -> None:
     """Print an answer as a line of JSON, or pieces of a text as they come."""
-    if isinstance(answer, Answer):  # JSON has no infinity
-        null = np.array(None)
-        told = json.dumps(answer._asdict(), default=lambda x: np.where(np.isfinite(x), x, null).tolist())
-        print(told, flush=True, file=out)
+    if isinstance(answer, Answer):
+        print(json.dumps(answer.to_dict()), flush=True, file=out)
         return
     try:
         for piece in answer:

@@ -53,6 +53,10 @@ def _method(name: str, order: str) -> Any:
         given = signature.bind_partial(*inputs, **theirs).arguments
         if (prompt := given.get("prompt")) is not None and prompt in self.prompts:
             raise ValueError(f"prompt={prompt!r} is the name of a prompt; prompt_name= takes its text")
+        if name == "encode_document" and given.keys().isdisjoint(("prompt", "prompt_name")):
+            given["prompt"] = (
+                "document" if "document" in self.prompts else ""
+            )  # its numbers, not what its docs say
         if "inputs" in given:
             given["sentences"] = _pairs(given.pop("inputs")) if name == "predict" else given.pop("inputs")
         if "activation_fn" in signature.parameters and given.get("activation_fn") is None:

@@ -50,8 +50,9 @@ def test_generate(folder, model, monkeypatch, run):
 
 
 def test_generate_from_standard_input_and_with_stops(folder, model):
-    done = run_command("generate", folder, "-", "--max-new-tokens", "5", given="the é\n")
-    assert (done.returncode, done.stdout, done.stderr) == (0, model.generate("the é\n", 5) + "\n", "")
+    for end in ("\n", "\r\n"):  # the last one is the pipe's
+        done = run_command("generate", folder, "-", "--max-new-tokens", "5", given=f"the é\n{end}")
+        assert (done.returncode, done.stdout, done.stderr) == (0, model.generate("the é\n", 5) + "\n", "")
     whole = model.generate("a", 30)
     at = whole.index(whole[10])
     stops = "--stop", whole[10], "--stop", "zzz"

@@ -56,7 +56,7 @@ def check_same(found, expected):
 OPTIONS = [
     {},
     {"default_prompt_name": "z", "prompts": {"query": "ship ", "z": "sea "}},
-    {"truncate_dim": 4},
+    {"truncate_dim": 4, "prompts": {"corpus": "sea ", "passage": "ship "}},
     {"similarity_fn_name": "manhattan"},
 ]
 CALLS = [
@@ -155,6 +155,7 @@ def test_a_model_takes_their_keywords(model, folder, tmp_path):
         np.testing.assert_array_equal(each.encode(TEXTS, convert_to_numpy=True, **own), y)
         np.testing.assert_array_equal(each.encode_query(TEXTS), query)
         np.testing.assert_array_equal(each.encode_document(TEXTS, prompt_name="passage"), passage)
+    np.testing.assert_array_equal(model.encode_document(TEXTS), passage)
     cut = wide[:, :5] / np.linalg.norm(wide[:, :5], axis=1, keepdims=True)
     np.testing.assert_allclose(model.encode(TEXTS, normalize=False, truncate_dim=5), wide[:, :5], rtol=0)
     np.testing.assert_allclose(model.encode(TEXTS, normalize_embeddings=True, truncate_dim=5), cut, rtol=1e-6)

@@ -23,8 +23,8 @@ pytest.importorskip("jinja2")
 PROCESS = _chat.TemplateProcess()  # of all tests that do not end theirs
 
 
-def render(template, messages="hi", process=PROCESS):
-    return _chat.rendered(template, messages, {"bos_token": "<s>"}, process=process)
+def render(template, messages="hi", process=PROCESS, **more):
+    return _chat.rendered(template, messages, {"bos_token": "<s>"}, process=process, more=more)
 
 
 def test_templates_as_models_have_them():
@@ -58,6 +58,53 @@ def test_templates_as_models_have_them():
             messages, chat_template=template, tokenize=False, add_generation_prompt=True
         )
         assert render(template, messages) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% elif m.content %}"
+        "{% for part in m.content if part.type == 'text' %}[{{ part['text'] | trim }}]{% endfor %}{% endif %}"
+        "{% endfor %}",
+        "{% for m in messages %}{{ m.role }}: {% if m.content %}{{ m.content[0]['text'] }}{% endif %}"
+        "{{ m.tool_calls | default('none') }}|{% endfor %}",
+    ],
+)
+def test_parts_and_calls_are_those_of_transformers(template):
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    expected = utils.render_jinja_template([messages], chat_template=template, add_generation_prompt=True)[0][
+        0
+    ]
+    assert render(template, messages) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content }}",
+        "{{ messages[0].content | tojson }}",
+        "{{ messages[0].content.strip() }}",
+        "{{ messages[0].content + '' }}",
+    ],
+)
+def test_parts_are_lines_where_a_template_takes_texts_alone(template):
+    one, many = [
+        {"role": "user", "content": given} for given in ("a\nb", ["a", {"type": "input_text", "text": "b"}])
+    ]
+    assert render(template, [many]) == render(template, [one])
+
+
+def test_variables_of_templates():
+    template = "{{ tools | tojson }}{{ enable_thinking | default(true) }}{{ messages[0].content }}"
+    assert render(template) == "nullTruehi"
+    assert render(template, tools=[{"a": 1}], enable_thinking=False) == '[{"a": 1}]Falsehi'
 
 
 HALF = (
@@ -135,6 +182,16 @@ test_templates_and_messages_that_are_refused = refusals(
     (lambda: render(TEMPLATE, {"role": "user"}), TypeError, "messages must be"),
     (lambda: render(TEMPLATE, ["hi"]), TypeError, "message 0 must be a dict"),
     (lambda: render(TEMPLATE, [{"role": "user"}]), ValueError, "message 0 has no content"),
+    (
+        lambda: render(TEMPLATE, messages="x", add_generation_prompt=False),
+        ValueError,
+        "'add_generation_prompt', which",
+    ),
+    (
+        lambda: _chat.rendered(TEMPLATE, "x", {}, more=[1]),
+        TypeError,
+        "must be a dict of the template's variables",
+    ),
     (lambda: render(TEMPLATE, [{"content": "x"}]), TypeError, "message 0 must be a dict"),
 )
 

@@ -170,6 +170,7 @@ POINTER = (
 PAGE = "\n<!DOCTYPE html><html><title>404</title></html>"
 ADAPTER = '{"peft_type": "LORA", "base_model_name_or_path": "some/model"}'
 FLOATS8 = safetensors_file({"x": entry(0, 1, (1,), "F8_E4M3")}, b"0")
+INTEGERS = safetensors_file({"a.weight": entry(0, 8, (1,), "I64")}, bytes(8))
 
 test_files_that_are_damaged_or_lacking_or_not_what_they_seem = refusals(
     (lambda f: (f / "config.json").unlink(), FileNotFoundError, r"config\.json"),
@@ -196,6 +197,7 @@ test_files_that_are_damaged_or_lacking_or_not_what_they_seem = refusals(
     (written("config.json", PAGE), "config.json is not JSON: it is HTML"),
     (written("adapter_config.json", ADAPTER), "an adapter, LORA for 'some/model'.*merge_and_unload"),
     (written(WEIGHTS, FLOATS8), "x is stored in F8_E4M3.*16 or 32 bits"),
+    (written(WEIGHTS, INTEGERS), "a.weight is stored in I64; weights are floats"),
     given="folder",
     call=load_after,
 )

@@ -285,8 +285,11 @@ def test_byte_level_tokenizers(tmp_path):
     assert [piece for piece, _ in pieces] == ["123", "45", "Ġit", "'s", "ĊĊ"]
     write(path, LLAMA, state, entries=llama3 | of_tokenizer(add_eos_token=True))
     assert models.load(path).tokens("a") == ["a", "<|end|>"]
-    write(path, LLAMA, state, entries=byte_level(SPECIAL, pre="qwen2"))
-    assert models.load(path).tokens("e\u0301") == models.load(path).tokens("é")  # NFC, as Qwen2's folders
+    for pre in ("qwen2", "deepseek-r1-qwen"):
+        write(path, LLAMA, state, entries=byte_level(SPECIAL, pre=pre))
+        assert models.load(path).tokens("e\u0301") == models.load(path).tokens("é")  # NFC, as Qwen2's folders
+    write(path, LLAMA, state, entries=byte_level(SPECIAL, pre="tekken") | of_tokenizer(bos_token_id=5))
+    assert models.load(path).tokenizer.encode("a").ids[0] == 5
     write(path, LLAMA, state, entries=byte_level(SPECIAL, pre="default"))
     with pytest.warns(models.FolderWarning, match=r"tokenizer.ggml.pre names no pre-tokenizer.* by gpt-2"):
         found = models.load(path)
@@ -337,6 +340,17 @@ def test_sentencepiece_tokenizers(tmp_path):
         assert ids == [1, *map(tokens.index, pieces.split())]
         assert found.tokenizer.decode(ids) == text
     assert found.stop_ids == {2}
+    # White space after Phi-3's marks is theirs, which only the name of the model says.
+    for name, count in (("Llama", 4), ("Phi-3 mini", 2)):
+        write(
+            tmp_path / "model.gguf",
+            config,
+            make(config).state_dict(),
+            entries=entries | {"general.name": name},
+        )
+        found = models.load(tmp_path / "model.gguf")
+        for text, tokens in (("<s>\nt", 4), ("</s>\nt", count)):
+            assert len(found.tokenizer.encode(text, add_special_tokens=False).ids) == tokens
 
 
 def test_merges_are_all_pairs_that_make_a_token():

@@ -285,6 +285,22 @@ def test_a_chat(model):
     assert model.chat_prompt("hi") == "<|user|>hi<|end|><|assistant|>"
     scripted(model, ANSWER)
     assert model.chat("hi") == "not the é 😀!"
+    found = json.loads(json.dumps(model.chat("hi", details=True, logprobs=2).to_dict()))
+    assert found["text"] == "not the é 😀!" and len(found["token_ids"]) == found["completion_tokens"]
+    assert np.shape(found["top_logprobs"]) == (len(found["token_ids"]), 2)
+    model.chat_template = "{{ note }}{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
+    given = {"chat_template_kwargs": {"note": "not the"}}
+    assert model.chat_prompt("hi", **given) == "not the<|user|>hi<|end|>"
+    more = (
+        model.chat("hi", details=True, **given).prompt_tokens - model.chat("hi", details=True).prompt_tokens
+    )
+    conversation = model.conversation(**given)
+    assert (
+        conversation.ask("hi", details=True).prompt_tokens - model.chat("hi", details=True).prompt_tokens
+        == more
+        > 0
+    )
+    model.chat_template = TEMPLATE
     assert "".join(model.chat("hi", stream=True, stop="!")) == "not the é 😀"
 
 

@@ -37,8 +37,14 @@ def encoder(kind=models.BertModel):
     return model
 
 
+def shortened(model):
+    model.pipeline.truncate_dim = 5
+    return model
+
+
 CASES = {
     "bert": lambda: (encoder(), [3, 9, 4, 20, 5], Similarity([7, 8, 30])),
+    "matryoshka": lambda: (shortened(encoder()), [3, 9, 4, 20, 5], Similarity([7, 8, 30])),
     "classifier": lambda: (
         drawn(models.BertForSequenceClassification, SIZES | TEXT | {"num_labels": 3}),
         [3, 9, 4, 20],
