@@ -71,7 +71,7 @@ def _add_map(parser: Parser) -> None:
 def _run_map(options: argparse.Namespace) -> int:
     check_out(options)
     streams.check(options.out)
-    index = Index.open(options.index)
+    index = Index(options.index.absolute())  # without its model
     part = slice(None, None, max(1, -(-len(index) // options.most)))
     texts, metadata = index.texts[part], index.metadata[part]
     if len(texts) < len(index):

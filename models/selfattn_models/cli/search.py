@@ -60,6 +60,7 @@ def _index(options: argparse.Namespace) -> int:
     if begun and dtype not in (None, index.dtype):
         raise ValueError(f"{place} is an index of {index.dtype}, not {dtype}; --out names another folder")
     index = index if begun else Index.create(place, options.model, dtype or "float32")
+    index._record()  # the model may have moved
     before = {each.id: tuple(each[1:4]) for each in index._entries()}
     known, gone = {text for _, text, _ in before.values()}, before.keys() - {each[0] for each in records}
     changed = [each for each in records if before.get(each[0]) != each]
@@ -88,16 +89,25 @@ def add_selection(parser: Parser) -> None:
     where = "only texts with this value; again: another value of the field, or another field"
     add("--where", metavar="FIELD=VALUE", action="append", default=[], type=streams.sentence, help=where)
     add("--hybrid", action="store_true", help="join this ranking and that of BM25")
+    add(
+        "--model",
+        metavar="DIR",
+        dest="own_model",
+        type=Path,
+        help="the folder of its model, if that has moved",
+    )
     add("--rerank", metavar="MODEL", type=Path, help="a cross-encoder's folder; it sorts the best again")
 
 
 def check_options(options: argparse.Namespace, *of_others: str) -> None:
     """Refuse options of an index where there is none, and for an index those of others."""
     index = is_index(options.model)
-    for name in of_others if index else ("where", "hybrid", "rerank"):
+    for name in of_others if index else ("where", "hybrid", "rerank", "own_model"):
         if getattr(options, name) not in (None, False, [], "lines"):
             own, others = "a model, and not for an index, which has its own", "an index, from selfattn index"
-            raise UsageError(f"--{name.replace('_', '-')} is for {own if index else others}")
+            raise UsageError(
+                f"--{name.removeprefix('own_').replace('_', '-')} is for {own if index else others}"
+            )
 
 
 def selection(options: argparse.Namespace) -> dict[str, Any]:
@@ -118,7 +128,7 @@ def search_index(options: argparse.Namespace, queries: Sequence[str]) -> int:
     """Run ``selfattn search`` on an index."""
     if not all(map(str.strip, queries)):
         raise UsageError("a query is empty")
-    found: Any = Index.open(options.model).search(queries, options.k, **selection(options))
+    found: Any = Index.open(options.model, options.own_model).search(queries, options.k, **selection(options))
     for query, hits in zip(queries, found, strict=True):
         if len(queries) > 1 and not options.json:
             print(f"{query}:")
@@ -132,7 +142,7 @@ def search_index(options: argparse.Namespace, queries: Sequence[str]) -> int:
 
 def evaluate_index(options: argparse.Namespace) -> int:
     """Run ``selfattn evaluate`` on an index."""
-    out, index, pairs = streams.results(), Index.open(options.model), None
+    out, index, pairs = streams.results(), Index.open(options.model, options.own_model), None
     if options.text is not None:
         pairs, ids = [], {str(name): name for name in index.ids}
         for _, place, row in rows_of(options.text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import functools
 import hashlib
@@ -21,7 +22,7 @@ from selfattn_models.search._store import DATABASE, Reader, Snapshot
 
 READ = (".json", ".safetensors", ".model")  # endings of the files that make a model
 NEAR = 0.01  # how far a text's embedding may be from the one that is stored, relative to its length
-GIVE = "Index.open(path, model=…) takes it from another place"
+GIVE = "Index.open(path, model=…) takes it from another place, and so does --model"
 
 
 class Model:
@@ -112,22 +113,30 @@ def _method(given: Any, name: str) -> Callable[[list[str]], Any]:
     return method  # type: ignore[no-any-return]
 
 
-def model_of(given: Any) -> tuple[Model, dict[str, Any]]:
-    """Return a model, and what the index says of it."""
+def model_of(given: Any, place: Path) -> tuple[Model, dict[str, Any]]:
+    """Return a model, and what the index in a folder says of it."""
     if isinstance(given, str | os.PathLike):
         folder = Path(given).absolute()
-        return Model(encoder(folder), str(folder)), of_folder(folder)
+        return Model(encoder(folder), str(folder)), of_folder(folder, place)
     model = Model(as_encoder(given) if isinstance(given, Pretrained | nn.EmbeddingModel) else given)
     source: Path | None = getattr(model.given, "_folder", None)
     if isinstance(model.given, TextEncoder) and source is not None and source.is_dir():
-        own = {"dtype": model.given.dtype, "prompts": dict(model.given.pipeline.prompts)}
-        return model, of_folder(source.absolute()) | own
+        pipeline = model.given.pipeline
+        own: dict[str, Any] = {"dtype": model.given.dtype, "prompts": dict(pipeline.prompts)}
+        own |= {"truncate_dim": pipeline.truncate_dim}
+        if model.given.tokenizer is not None:
+            own["max_seq_length"] = model.given.max_seq_length
+        return model, of_folder(source.absolute(), place) | own
     return model, {"name": model.name, "folder": None}
 
 
-def of_folder(folder: Path) -> dict[str, Any]:
-    """Return what tells whether a model's folder is the same: its name, and its files' sizes, times and digest."""
-    return {"name": str(folder), "folder": str(folder), "state": _state(folder), "digest": _digest(folder)}
+def of_folder(folder: Path, place: Path) -> dict[str, Any]:
+    """Return what tells whether a model's folder is the same: where it is, and its files' sizes, times and digest."""
+    return _places(folder, place) | {"state": _state(folder), "digest": _digest(folder)}
+
+
+def _places(folder: Path, place: Path) -> dict[str, Any]:
+    return {"name": str(folder), "folder": str(folder), "relative": os.path.relpath(folder, place)}
 
 
 def _files(folder: Path) -> list[Path]:
@@ -159,29 +168,44 @@ def model_of_index(place: Path, entry: Any, given: Any) -> tuple[Callable[[], Mo
     where = place / DATABASE
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: model must be an object")
-    made, dtype, prompts = (entry.get(name) for name in ("folder", "dtype", "prompts"))
-    if not isinstance(made, str | None) or not isinstance(prompts, dict | None):
-        raise ValueError(f"{where}: the model's folder must be a text, and its prompts an object")
+    made, near, dtype, prompts, *sizes = (
+        entry.get(name)
+        for name in ("folder", "relative", "dtype", "prompts", "truncate_dim", "max_seq_length")
+    )
+    if (
+        not isinstance(made, str | None)
+        or not isinstance(near, str | None)
+        or not isinstance(prompts, dict | None)
+    ):
+        raise ValueError(f"{where}: the model's folders must be texts, and its prompts an object")
     if given is not None and not isinstance(given, str | os.PathLike):
-        model, changed = model_of(given)
+        model, changed = model_of(given, place)
         return lambda: model, changed if changed["folder"] else dict(entry)
-    if (source := made if given is None else given) is None:
+    if given is None and made is None:
         name = entry.get("name")
         raise ValueError(f"{name} made this index, and is not a folder: Index.open(path, model=…) takes it")
-    folder = Path(source).absolute()
+    given_or_made = [made, place / near if near else made] if given is None else [given]
+    folders = [Path(os.path.abspath(each)) for each in given_or_made if each is not None]
+    folder = next((each for each in folders if each.is_dir()), folders[0])
     if not folder.is_dir():
         what = f"the model that made this index has moved; {GIVE}" if given is None else "not a folder"
         raise FileNotFoundError(errno.ENOENT, what, str(folder))
-    if made != str(folder) or _state(folder) != entry.get("state"):
-        now = of_folder(folder)
+    entry = entry | _places(folder, place)
+    if _state(folder) != entry.get("state"):
+        now = of_folder(folder, place)
         if made is not None and now["digest"] != entry.get("digest"):
             what = f"has changed since it made this index; {GIVE}"
             what = what if given is None else f"is another model than the one that made this index, {made}"
             raise ValueError(f"{folder} {what}")
-        entry = {**entry, **now}
+        entry = entry | now
 
     def load() -> Model:
         loaded = encoder(folder, dtype)
-        return Model(with_settings(loaded, str(where), prompts) if prompts else loaded, str(folder))
+        if prompts or any(sizes):
+            loaded = with_settings(loaded, str(where), prompts, truncate_dim=sizes[0])
+            if sizes[1] and sizes[1] != loaded.max_seq_length:
+                loaded.tokenizer = copy.deepcopy(loaded.tokenizer)  # others have it too
+                loaded.max_seq_length = sizes[1]
+        return Model(loaded, str(folder))
 
-    return load, dict(entry)
+    return load, entry

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,13 @@ class Hit(_Hit):
     span: tuple[int, int] | None = None
 
 
+class Ids(list[Any]):
+    """Ids, of which a notebook shows the first."""
+
+    def __repr__(self) -> str:
+        return reprlib.repr([*self])
+
+
 class Index:
     """Texts with their embeddings, in a folder: embedded once, then searched by any number of processes.
 
@@ -89,7 +97,7 @@ class Index:
     ['a storm at sea']
     """
 
-    def __init__(self, folder: Path, load: Callable[[], Model], entry: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, load: Callable[[], Model] | None = None, entry: Any = None) -> None:
         self.folder = folder
         self._load, self._entry = load, entry
         self._loaded: Model | None = None
@@ -97,6 +105,10 @@ class Index:
         self._seen: Snapshot | None = None
         with self._reading(check=False) as reader:
             self.metric, self.dtype = reader.now.metric, reader.now.dtype
+            self._entry = reader.now.model if entry is None else entry
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.folder,)
 
     @contextmanager
     def _reading(self, check: bool = True) -> Iterator[Reader]:
@@ -132,7 +144,7 @@ class Index:
         """
         folder = Path(path).absolute()
         one_of("dtype", dtype, DTYPES)
-        made, entry = model_of(model)
+        made, entry = model_of(model, folder)
         metric = one_of("metric", made.similarity if metric is None else metric, SIMILARITIES)
         if dtype == "int8" and metric not in ("cosine", "dot"):
             raise ValueError(f"int8 works with cosine and dot, not {metric}; dtype='float32' works with each")
@@ -157,9 +169,8 @@ class Index:
             The model has changed, another one is given, or the index is damaged; the message names the file.
         """
         folder = Path(path).absolute()
-        with reading(folder, check=False) as reader:
-            found = model_of_index(folder, reader.now.model, model)
-        index = cls(folder, *found)
+        index = cls(folder)
+        index._load, index._entry = model_of_index(folder, index._entry, model)
         if model is not None:
             index.model  # noqa: B018 an error if it is another one
         return index
@@ -170,6 +181,8 @@ class Index:
     def model(self) -> Model:
         """What embeds; an error if it makes other embeddings than those that are here."""
         if self._loaded is None:
+            if self._load is None:  # of a pickle
+                self._load, self._entry = model_of_index(self.folder, self._entry, None)
             loaded = self._load()
             with self._reading(check=False) as reader:
                 loaded.check(reader)
@@ -267,7 +280,7 @@ class Index:
             check_unicode(text, n, "text")
         given = None if ids is None else checked_ids(ids, len(listed))
         fields = checked_metadata(metadata, len(listed))
-        found: list[Any] = []
+        found = Ids()
         with bar(progress, len(listed), "add") as done:
             for n in range(0, len(listed), BATCH):
                 part = slice(n, n + BATCH)
@@ -318,6 +331,13 @@ class Index:
             bar(progress, writer.now.rows, "vacuum") as done,
         ):
             writer.vacuum(done)
+
+    def _record(self) -> None:
+        """Keep where the model is now."""
+        with writing(self.folder, self._seen) as writer:
+            if writer.now.model != self._entry:
+                writer.commit(model=json.dumps(self._entry))
+                writer.seal()
 
     def copy(self, path: disk.PathLike) -> None:
         """Copy the newest state to a folder that is new or empty; others may write meanwhile."""

@@ -155,6 +155,16 @@ def test_search_evaluate_and_map(here, run):
     assert '"texts":["the sea was calm near old stones .","ships near the stones"]' in found.out
 
 
+def test_a_model_that_has_moved_is_named(here, run):
+    (here / "t.csv").write_text(FORMS["t.csv"])
+    run("index", "model", "t.csv", "--out", "i")
+    (here / "model").rename(here / "moved")
+    assert "and so does --model" in run("search", "i", "water", code=1).err
+    assert run("map", "i").out == "map.html\n"
+    found = run("search", "i", "water", "--model", "moved").out
+    assert run("index", "moved", "t.csv", "--out", "i").out and run("search", "i", "water").out == found
+
+
 def test_numbers_of_json_are_found_by_where(here, run):
     rows = "\n".join(json.dumps({"text": "sea", "n": value}) for value in (3, "3", True, "A4"))
     done = run_command("index", "model", "-", "--format", "jsonl", "--out", "i", given=rows)
@@ -170,6 +180,11 @@ def test_numbers_of_json_are_found_by_where(here, run):
         (["search", "model", "t.csv", "a", "--hybrid"], 2, "--hybrid is for an index, from selfattn index"),
         (["search", "model", "t.csv"], 2, "a model needs a CORPUS and a QUERY"),
         (["search", "i", " "], 2, "a query is empty"),
+        (
+            ["search", "model", "t.csv", "a", "--model", "b"],
+            2,
+            "--model is for an index, from selfattn index",
+        ),
         (["evaluate", "nothing"], 2, "nothing is no index, and a language model needs a TEXT"),
         (["search", "i", "a", "--split", "sentences"], 2, "--split is for a model"),
         (["evaluate", "i", "--tokens", "9"], 2, "--tokens is for a model, and not for an index"),

@@ -1,6 +1,8 @@
 """An index of texts: what it finds against scores in float64, what is embedded, which states are refused."""
 
 import json
+import pickle
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -470,8 +472,6 @@ def test_a_word_counts_with_the_white_space_before_it():
 
 
 def test_a_folder_that_moved_or_changed_is_refused(tmp_path, folder):
-    import shutil
-
     model = shutil.copytree(folder, tmp_path / "model")
     index = search.Index.create(tmp_path / "index", model)
     index.add(["the sea"])
@@ -490,3 +490,22 @@ def test_a_folder_that_moved_or_changed_is_refused(tmp_path, folder):
         search.Index.open(index.folder)
     with pytest.raises(ValueError, match="moved is another model than the one that made this index"):
         search.Index.open(index.folder, moved)
+
+
+def test_an_index_moves_with_its_model_and_pickles(tmp_path, folder):
+    import selfattn_models as models
+
+    model = models.load(shutil.copytree(folder, tmp_path / "a" / "model"))
+    model.pipeline.truncate_dim, model.max_seq_length = 8, 6
+    index = search.Index.create(tmp_path / "a" / "index", model)
+    index.add([f"the sea was calm {'near old stones ' * n}" for n in range(9)])
+    assert len(repr(index.add(["a ship"] * 900))) < 40
+    found = index.search("the stones")
+    assert found == pickle.loads(pickle.dumps(index)).search("the stones")
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    again = search.Index.open(tmp_path / "b" / "index")
+    assert (
+        again.search("the stones") == found
+        and again.vectors.shape[1] == 8
+        and again.model.max_seq_length == 6
+    )
