@@ -129,13 +129,16 @@ def search_index(options: argparse.Namespace, queries: Sequence[str]) -> int:
     if not all(map(str.strip, queries)):
         raise UsageError("a query is empty")
     found: Any = Index.open(options.model, options.own_model).search(queries, options.k, **selection(options))
+    if options.where and not any(found):
+        streams.tell(f"selfattn search: no text has {' and '.join(options.where)}")
     for query, hits in zip(queries, found, strict=True):
         if len(queries) > 1 and not options.json:
             print(f"{query}:")
         for hit in hits:
             fields = {"query": query, "score": round(hit.score, 6), "id": hit.id, "text": hit.text}
             more = {"metadata": hit.metadata} | ({"span": hit.span} if hit.span else {})
-            line = f"{hit.score:.3f}\t{hit.id}\t{' '.join(hit.text.split())}"
+            window = hit.text[slice(*hit.span)] if hit.span else hit.text
+            line = f"{hit.score:.3f}\t{hit.id}\t{' '.join(window.split())}"
             print(json.dumps(fields | more) if options.json else line)
     return 0
 

@@ -7,7 +7,8 @@
 't1'
 """
 
+from selfattn_models.search.evaluate import evaluate
 from selfattn_models.search.index import Hit, Index
 from selfattn_models.search.negatives import mine_negatives
 
-__all__ = ["Hit", "Index", "mine_negatives"]
+__all__ = ["Hit", "Index", "evaluate", "mine_negatives"]

@@ -78,7 +78,7 @@ class Model:
                 raise ValueError(f"{self.name} is another model {what}")
 
 
-def checked_rows(what: str, given: Any, texts: Sequence[str]) -> Array:
+def checked_rows(what: str, given: Any, texts: Any) -> Array:
     """Return embeddings of some texts in float32; an error if they are none."""
     found = as_array("embeddings", given)
     if found.ndim != 2 or len(found) != len(texts) or not found.shape[1] or found.dtype.kind != "f":

@@ -70,15 +70,30 @@ def words(text: str) -> list[str]:
     return found
 
 
-def joined(now: Snapshot, found: Found, by_words: Sequence[int], k: int) -> list[tuple[int, float]]:
-    """Join two rankings by the sums of their reciprocal ranks; return the best k rows with these sums."""
-    rows = {row if now.owner is None else int(now.owner[row]): row for row, _ in found}
+def joined(
+    reader: Reader, query: str, found: Found, by_words: Sequence[int], k: int
+) -> list[tuple[int, float]]:
+    """Join two rankings by the sums of their reciprocal ranks; return the best k rows with these sums.
+
+    The row of a text that words alone have found is the window with most of them.
+    """
+    owner = reader.now.owner
+    rows = {row if owner is None else int(owner[row]): row for row, _ in found}
     sums: dict[int, float] = {}
     for ranking in (list(rows), by_words):
         for rank, first in enumerate(ranking, 1):
             sums[first] = sums.get(first, 0) + 1 / (RANKS + rank)
     best = sorted(sums.items(), key=lambda each: (-each[1], each[0]))[:k]
-    return [(rows.get(first, first), score) for first, score in best]
+    return [(rows[first] if first in rows else _window(reader, query, first), score) for first, score in best]
+
+
+def _window(reader: Reader, query: str, first: int) -> int:
+    """Return the row of a text's window that has most words of a query."""
+    if reader.now.owner is None:
+        return first
+    entry, wanted = reader.entry(first), {*words(query)}
+    has = [len(wanted.intersection(words(entry.text[slice(*span)]))) for span in entry.spans or [(0, 0)]]
+    return first + has.index(max(has))
 
 
 def reranked(reader: Reader, query: str, found: Found, given: Any, k: int) -> list[tuple[int, float]]:
@@ -116,13 +131,9 @@ def near(reader: Reader, threshold: float, done: Callable[[int], Any]) -> list[l
 def _join_near(
     now: Snapshot, live: Array, threshold: float, roots: Array, done: Callable[[int], Any]
 ) -> None:
-    """Join the groups of texts that are near, of those with one row."""
-    rows = live
-    if now.owner is not None:
-        rows = live[np.bincount(now.owner, minlength=now.rows)[live] == 1]
-    n = len(rows)
-    now.check("vectors", rows)
-    x = normalized(now.vectors[rows[:MOST_NEAR]], "cosine")
+    """Join the groups of texts that are near."""
+    n = len(live)
+    x = normalized(now.means()[:MOST_NEAR], "cosine")
     if n > MOST_NEAR:
         began = time.perf_counter()
         np.matmul(x[:BLOCK], x.T)
@@ -132,7 +143,7 @@ def _join_near(
     for begin in range(0, n, BLOCK):
         for other in range(begin, n, BLOCK):
             pairs = np.argwhere(x[begin : begin + BLOCK] @ x[other : other + BLOCK].T >= threshold)
-            of_groups = np.unique(roots[rows[pairs + np.array([begin, other])]], axis=0)
+            of_groups = np.unique(roots[live[pairs + np.array([begin, other])]], axis=0)
             for pair in of_groups[of_groups[:, 0] != of_groups[:, 1]].tolist():
                 one, two = sorted(roots[pair].tolist())  # earlier pairs may have joined them to others
                 roots[roots == two] = one

@@ -271,6 +271,14 @@ class Snapshot:
             return None
         return np.maximum.accumulate(np.where(self.begins, np.arange(self.rows), 0))
 
+    def means(self) -> Array:
+        """Return the mean of the embeddings of each text's windows."""
+        self.check("vectors")
+        starts, rows = np.flatnonzero(self.begins), self.vectors
+        if self.owner is not None:
+            rows = np.add.reduceat(rows, starts, axis=0) / np.diff(starts, append=self.rows)[:, None]
+        return np.asarray(rows[self.valid[starts]], np.float32)
+
     def live(self) -> Array:
         """Return the first rows of the texts that are not deleted, in order."""
         return np.flatnonzero(self.valid & self.begins)

@@ -18,7 +18,8 @@ SHORTEST = 40  # characters of a text that is cut into halves
 
 def evaluate(
     index: Any,
-    pairs: Iterable[tuple[str, Any]] | None = None,
+    queries: Iterable[Any] | None = None,
+    relevant: Iterable[Any] | None = None,
     *,
     k: int = 10,
     most: int = 1000,
@@ -27,11 +28,38 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure an index with queries whose answers are known, next to BM25, a mean of word vectors, and chance.
 
-    ``pairs`` are queries and ids. Without them ``most`` drawn texts are cut: the first half is a query that must find
-    the second, among these second halves and all other texts. ``options`` are those of ``Index.search``, for pairs.
-    The result has the ``task`` in words, the ``measures`` of each ranking, and a ``verdict``: is the index better
-    than BM25?
+    Parameters
+    ----------
+    index : Index
+    queries, relevant : sequence, optional
+        Queries, and for each the id of its answer, or a list or set of ids; without ``relevant`` pairs of a query and
+        an id. Without both ``most`` drawn texts are cut: the first half is a query that must find the second, among
+        these second halves and all other texts.
+    k : int, default 10
+        How many hits count.
+    most : int, default 1000
+    progress : bool, default False
+    **options
+        Those of :meth:`Index.search`, for queries that are given.
+
+    Returns
+    -------
+    dict
+        The ``task`` in words, the ``measures`` of each ranking, and a ``verdict``: is the index better than BM25?
+
+    Raises
+    ------
+    ValueError
+        The index has no texts, or not the id of an answer.
     """
+    pairs: Any = queries
+    if relevant is not None:
+        listed = zip(list(queries or ()), list(relevant), strict=True)
+        pairs = [
+            (query, id)
+            for query, ids in listed
+            for id in (ids if isinstance(ids, list | set | tuple) else [ids])
+        ]
     texts, draw, known = index.texts, np.random.default_rng(0), dict[str, set[int]]()
     if not texts:
         raise ValueError("the index has no texts")
@@ -50,17 +78,17 @@ def evaluate(
             texts[n] = texts[n][end:].strip()
         vectors, model = np.array(index.vectors), index.model
         vectors[places] = normalized(model.encode_document([texts[n] for n in places]), index.metric)
-        queries = normalized(model.encode_query(list(known)), index.metric)
-        found = search_rows(queries, vectors, min(k, len(texts)))[1].tolist()
+        asked = normalized(model.encode_query(list(known)), index.metric)
+        found = search_rows(asked, vectors, min(k, len(texts)))[1].tolist()
         task = f"first halves of {len(places):,} texts must find the second among {len(texts):,} texts"
     else:
         at = {name: n for n, name in enumerate(index.ids)}
-        for query, name in (listed := checked_pairs(pairs, "(query, id)")):
+        for query, name in (answers := checked_pairs(pairs, "(query, id)")):
             if not isinstance(name, Hashable) or name not in at:
                 what = f"the id {name!r:.80}, the answer to {query!r:.80}"
                 raise ValueError(f"the index has no text with {what}")
             known.setdefault(query, set()).add(at[name])
-        if not listed:
+        if not answers:
             raise ValueError("there are no queries with ids to measure by")
         found = [[at[hit.id] for hit in hits] for hits in index.search(list(known), k, **options)]
         task = f"{len(known):,} queries must find texts of known ids among {len(texts):,} texts"
@@ -69,8 +97,8 @@ def evaluate(
         by_words = [(words.best(query, k, None), done(1))[0] for query in known]
     ranked = {"index": found, "BM25": by_words}
     if (means := word_means(index.model, [*texts, *known])) is not None:
-        rows, queries = means[: len(texts)], means[len(texts) :]
-        ranked["mean of words"] = search_rows(queries, rows, min(k, len(rows)))[1].tolist()
+        rows, asked = means[: len(texts)], means[len(texts) :]
+        ranked["mean of words"] = search_rows(asked, rows, min(k, len(rows)))[1].tolist()
     ranked["chance"] = draw.integers(len(texts), size=(len(known), k)).tolist()
     each = {name: measures(rows, list(known.values()), k) for name, rows in ranked.items()}
     table = {name: {of: float(row.mean()) for of, row in rows.items()} for name, rows in each.items()}

@@ -18,7 +18,7 @@ from selfattn.engine import SIMILARITIES, Array, bar, check_number, check_size, 
 from selfattn_models._encoders import column
 from selfattn_models._tokenizer import check_unicode
 from selfattn_models.search._adding import BATCH, add, checked_ids, checked_metadata
-from selfattn_models.search._models import Model, checked_rows, model_of, model_of_index
+from selfattn_models.search._models import Model, as_stored, checked_rows, model_of, model_of_index
 from selfattn_models.search._nearest import best_texts
 from selfattn_models.search._ranking import Words, joined, near, reranked
 from selfattn_models.search._store import (
@@ -213,6 +213,21 @@ class Index:
             live = now.live()
             return now.vectors if len(live) == now.rows else now.vectors[live]
 
+    @property
+    def means(self) -> Array:
+        """The mean of the embeddings of each text's windows, which classifiers may take for whole long texts."""
+        with self._reading() as reader:
+            return reader.now.means()
+
+    def get(self, id: str | int) -> Hit:
+        """Return a text by its id, with its metadata; an error if there is none."""
+        with self._reading() as reader:
+            return _hit(reader, _row(reader, id), 1.0)
+
+    def __contains__(self, id: object) -> bool:
+        with self._reading() as reader:
+            return bool(reader.entries("id = ?", *checked_ids([id])))
+
     def _entries(self) -> list[Entry]:
         with self._reading() as reader:
             return reader.every()
@@ -347,7 +362,7 @@ class Index:
 
     def search(
         self,
-        query: str | Sequence[str],
+        query: str | Sequence[str] | Array,
         k: int = 10,
         where: Mapping[str, Any] | None = None,
         rerank: Any = None,
@@ -357,7 +372,8 @@ class Index:
 
         Parameters
         ----------
-        query : str or sequence of str
+        query : str or sequence of str, or array of float
+            An array (d,) or (n, d) has embeddings of queries, by which ``rerank`` and ``hybrid`` have no words to rank.
         k : int, default 10
             How many texts to find at most.
         where : mapping, optional
@@ -388,18 +404,25 @@ class Index:
         A query has the same hits, to the bit, alone and with others, and for any number of threads. Scores are sums
         in float32, so texts are in the order of exact scores where these differ by more than some d · 1e-7.
         """
-        queries: list[str] = [query] if isinstance(query, str) else column(query, "query", "queries")
-        for n, each in enumerate(queries):
+        given = np.atleast_2d(query) if isinstance(query, np.ndarray) and query.dtype.kind == "f" else None
+        alone = isinstance(query, str) or (given is not None and np.ndim(query) == 1)
+        queries: Any = given if given is not None else [query] if alone else column(query, "query", "queries")
+        for n, each in enumerate(queries if given is None else ()):
             check_unicode(each, n, "query")
+        if given is not None and (rerank is not None or hybrid):
+            raise TypeError("rerank and hybrid need a query of words, not an embedding")
         if not isinstance(hybrid, bool | np.bool_):
             raise TypeError(f"hybrid must be True or False, not {hybrid!r:.80}")
-        model, k = self.model, check_size("k", k)
-        embedded = model.encode_query(queries) if queries else None
+        k = check_size("k", k)
+        if given is None:
+            embedded = self.model.encode_query(queries) if queries else None
+        else:
+            embedded = checked_rows("queries must be", given, given)
         with self._reading() as reader:
             now, conditions = reader.now, checked_where(where, reader.now.fields)
             if embedded is None or not now.texts:
-                return [] if isinstance(query, str) else [list[Hit]() for _ in queries]
-            vectors, k = model.rows_for(now, embedded), min(k, now.texts)
+                return [] if alone else [list[Hit]() for _ in queries]
+            vectors, k = as_stored("the query has", now, embedded), min(k, now.texts)
             selected = reader.selected(conditions)
             most = k if rerank is None and not hybrid else max(LEAST_RANKED_AGAIN, 4 * k)
             found = best_texts(reader, vectors, most, selected)
@@ -409,7 +432,8 @@ class Index:
                     rows, texts = [each.row for each in every], [each.text for each in every]
                     self._words = now, Words(np.array(rows, int), texts)
                 best = [self._words[1].best(each, most, selected) for each in queries]
-                found = [joined(now, *both, most if rerank else k) for both in zip(found, best, strict=True)]
+                each = zip(queries, found, best, strict=True)
+                found = [joined(reader, *given, most if rerank else k) for given in each]
             if rerank is not None:
                 pairs = zip(queries, found, strict=True)
                 found = [reranked(reader, each, some, rerank, k) for each, some in pairs]
@@ -417,7 +441,16 @@ class Index:
             missing = reader.without_index(conditions) if now.texts >= INDEXED else []
         if missing:
             index_fields(self.folder, missing, now)
-        return hits[0] if isinstance(query, str) else hits
+        return hits[0] if alone else hits
+
+    def similar(self, id: str | int, k: int = 10, where: Mapping[str, Any] | None = None) -> list[Hit]:
+        """Find the texts that are most similar to one that is here, without it, by its first window."""
+        with self._reading() as reader:
+            rows = np.array([_row(reader, id)])
+            reader.now.check("vectors", rows)
+            vector = np.array(reader.now.vectors[rows[0]])
+        found: Any = self.search(vector, check_size("k", k) + 1, where)
+        return [hit for hit in found if hit.id != id or type(hit.id) is not type(id)][:k]
 
     def duplicates(self, threshold: float = 1.0, *, progress: bool = False) -> list[list[str | int]]:
         """Find texts that are equal, or nearly so.
@@ -426,8 +459,8 @@ class Index:
         ----------
         threshold : float, default 1.0
             1.0 finds texts that are equal to the letter, among any number. Below it texts are also the same if the
-            cosine of their embeddings is as high; this compares each text with each, up to 100,000 of them, but no
-            text of several windows.
+            cosine of their embeddings is as high; this compares each text with each, up to 100,000 of them, and long
+            ones by the means of their windows.
         progress : bool, default False
 
         Returns
@@ -444,6 +477,14 @@ class Index:
             raise ValueError(f"threshold must be above 0 and at most 1, not {threshold}")
         with self._reading() as reader, bar(progress, reader.now.texts, "duplicates") as done:
             return [[reader.entry(row).id for row in group] for group in near(reader, threshold, done)]
+
+
+def _row(reader: Reader, id: str | int) -> int:
+    """Return the first row of a text."""
+    found = reader.one("SELECT row FROM texts WHERE id = ?", *checked_ids([id]))
+    if found is None:
+        raise KeyError(f"there is no id {id!r:.80}")
+    return int(found[0])
 
 
 def _hit(reader: Reader, row: int, score: float) -> Hit:

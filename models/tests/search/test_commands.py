@@ -171,6 +171,7 @@ def test_numbers_of_json_are_found_by_where(here, run):
     assert "4 texts, 1 embedded" in done.stdout, done.stderr
     for value, count in (("3", 2), ("true", 1), ("A4", 1)):
         assert len(run("search", "i", "sea", "--where", f"n={value}").out.splitlines()) == count
+    assert "no text has n=4" in run("search", "i", "sea", "--where", "n=4").err
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ def test_pairs_are_searched_with_the_options(tmp_path):
     index = indexed(tmp_path / "a", topics, same_words=True)
     pairs = [(text, name) for name, text in zip(index.ids, index.texts, strict=True)]
     assert evaluate(index, [*pairs, (pairs[0][0], "t1")], hybrid=True)["measures"]["index"]["recall@10"] > 0.9
+    queries, names = zip(*pairs, strict=True)
+    assert search.evaluate(index, queries, [{name} for name in names]) == search.evaluate(index, pairs)
     assert evaluate(index, pairs[:1] * 2)["verdict"] == "neither the index nor BM25 is clearly better"
     with pytest.raises(ValueError, match="the index has no texts"):
         evaluate(search.Index.create(tmp_path / "b", topics))

@@ -1,5 +1,6 @@
 """An index of texts: what it finds against scores in float64, what is embedded, which states are refused."""
 
+import importlib.util
 import json
 import pickle
 import shutil
@@ -192,6 +193,27 @@ def test_vectors_may_be_given(index, model):
     index.add(texts[1:2], ids=["embedded"])
     assert model.given == texts[1:2]  # what was given is not what the model makes
     assert search.Index.open(index.folder, model).search(texts[1])[0].id == "embedded"
+
+
+def test_a_text_is_got_by_its_id_and_finds_its_like(index, model):
+    texts = drawn(40)
+    index.add(texts, ids=[*range(39), "39"], metadata=[{"n": n % 2} for n in range(40)])
+    assert index.get("39").text == texts[39] and index.get(3).metadata == {"n": 1}
+    assert 3 in index and "39" in index and 39 not in index and "3" not in index
+    for call in (index.get, index.similar):
+        with pytest.raises(KeyError, match="there is no id 39"):
+            call(39)
+    hits, found = index.search(texts[7], 40), index.similar(7, 5)
+    assert [hit.id for hit in found] == [hit.id for hit in hits if hit.id != 7][:5]
+    assert {hit.id for hit in index.similar(7, 40, {"n": 0})} == {*range(0, 40, 2)}
+    rows = model([texts[7], "w1 w2"])
+    assert index.search(rows, 4) == index.search([texts[7], "w1 w2"], 4) and index.search(
+        rows[1]
+    ) == index.search("w1 w2")
+    with pytest.raises(ValueError, match="the query has embeddings of width 3; the index has 24"):
+        index.search(np.ones(3))
+    with pytest.raises(TypeError, match="rerank and hybrid need a query of words"):
+        index.search(rows[0], hybrid=True)
 
 
 def add_nothing(index, what):
@@ -449,6 +471,7 @@ def test_a_long_text_is_found_by_a_window(tmp_path, folder):
     index = search.Index.create(tmp_path / "index", model)
     index.add(["old stones", long, "the sea"])
     with index._reading() as reader:
+        now_vectors = reader.now.vectors
         windows = [reader.passage(row) for row in range(reader.now.rows) if reader.entry(row).id == 1]
     assert windows[:2] == ["The sea was calm.", "A ship sailed over the dark water near old stones."]
     assert " ".join(windows).split() == long.split()
@@ -460,6 +483,14 @@ def test_a_long_text_is_found_by_a_window(tmp_path, folder):
         scores = model.similarity(model.encode_query(query), model.encode_document(windows))[0]
         assert hit.text[slice(*hit.span)] == windows[int(np.argmax(scores))]
         assert all(other.span is None for other in hits if other.id != 1)
+    means = [index.vectors[0], now_vectors[1:-1].mean(axis=0), index.vectors[2]]
+    np.testing.assert_allclose(index.means, means, rtol=1e-5)
+    if importlib.util.find_spec("bm25s"):
+        index.delete([0])
+        words = _ranking.Words(np.array([1]), [long]).best("ship", 9, None)
+        with index._reading() as reader:
+            ((row, _),) = _ranking.joined(reader, "ship sailed", [], words, 9)
+            assert "ship sailed" in reader.passage(row)
     index.add([long], ids=["again"])
     first, second, *_ = index.search(queries[0], 9)
     assert first.span == second.span
