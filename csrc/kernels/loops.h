@@ -25,7 +25,7 @@ SA_KERNEL double FN(fma_loop)(ptrdiff_t rounds) {
     V(store)(each, total);
     volatile real sink = each[0];
     (void)sink;
-    return 2.0 * CHAINS * SA_LANES * (double)rounds;
+    return 2.0 * (double)(CHAINS * SA_LANES) * (double)rounds;
 }
 
 #if !SA_REAL_IS_F64

@@ -26,64 +26,49 @@ SA_ONCE void sa_widen_panel(const sa_compact_tile *t, ptrdiff_t first, ptrdiff_t
     }
 }
 
-#if defined(SA_VEC128_SSE2)
-/* sum += products. GCC 12 would move sums out of their registers if this were not assembly. */
-#define SA_ADD_INT32(sum, products) __asm__("paddd %1, %0" : "+x"(sum) : "x"(products))
+/* Adds eight products of int16, in pairs, to four sums. */
+#if defined(SA_VEC128_SSE2) /* GCC 12 would move sums out of their registers if this were not assembly */
+#define SA_ADD_PRODUCTS(sum, a, b) __asm__("paddd %1, %0" : "+x"(sum) : "x"(_mm_madd_epi16((__m128i)(a), (__m128i)(b))))
+#elif defined(SA_VEC128_WASM)
+#define SA_ADD_PRODUCTS(sum, a, b) ((sum) += (sa_int32s)wasm_i32x4_dot_i16x8((v128_t)(a), (v128_t)(b)))
 #endif
+typedef int32_t sa_int32s __attribute__((vector_size(16)));
+
+SA_VERB sa_int32s sa_int32s_load(const int16_t *p) {
+    sa_int32s a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
 
 /* Sets sums[r][c], or adds to them, for rows from r on and columns c and c + 1, with n numbers each. */
 SA_INLINE void sa_dot_products(const int16_t *x, ptrdiff_t stride, const int16_t *w, ptrdiff_t n, int32_t *sums,
                                bool adds, const int rows) {
-#if defined(SA_VEC128_SSE2)
-    __m128i sum[4][2];
+#if defined(SA_ADD_PRODUCTS)
+    sa_int32s sum[4][2];
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
-        sum[r][0] = sum[r][1] = _mm_setzero_si128();
+        sum[r][0] = sum[r][1] = (sa_int32s){0};
     }
     for (ptrdiff_t i = 0; i < n; i += 8) {
-        const __m128i left = _mm_loadu_si128((const __m128i *)(const void *)(w + i));
-        const __m128i right = _mm_loadu_si128((const __m128i *)(const void *)(w + SA_PLAIN_DEPTH + i));
+        const sa_int32s left = sa_int32s_load(w + i), right = sa_int32s_load(w + SA_PLAIN_DEPTH + i);
         SA_UNROLL
         for (int r = 0; r < rows; ++r) {
-            const __m128i eight = _mm_loadu_si128((const __m128i *)(const void *)(x + r * stride + i));
-            SA_ADD_INT32(sum[r][0], _mm_madd_epi16(eight, left));
-            SA_ADD_INT32(sum[r][1], _mm_madd_epi16(eight, right));
+            const sa_int32s eight = sa_int32s_load(x + r * stride + i);
+            SA_ADD_PRODUCTS(sum[r][0], eight, left);
+            SA_ADD_PRODUCTS(sum[r][1], eight, right);
         }
     }
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
-        const __m128i low = _mm_unpacklo_epi32(sum[r][0], sum[r][1]), high = _mm_unpackhi_epi32(sum[r][0], sum[r][1]);
-        const __m128i two = _mm_add_epi32(low, high), all = _mm_add_epi32(two, _mm_unpackhi_epi64(two, two));
-        __m128i before = _mm_setzero_si128();
-        if (adds) {
-            before = _mm_loadl_epi64((const __m128i *)(const void *)(sums + r * SA_PANEL_COLUMNS));
-        }
-        _mm_storel_epi64((__m128i *)(void *)(sums + r * SA_PANEL_COLUMNS), _mm_add_epi32(before, all));
-    }
-#elif defined(SA_VEC128_WASM)
-    v128_t sum[4][2];
-    SA_UNROLL
-    for (int r = 0; r < rows; ++r) {
-        sum[r][0] = sum[r][1] = wasm_i32x4_const_splat(0);
-    }
-    for (ptrdiff_t i = 0; i < n; i += 8) {
-        const v128_t left = wasm_v128_load(w + i), right = wasm_v128_load(w + SA_PLAIN_DEPTH + i);
-        SA_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            const v128_t eight = wasm_v128_load(x + r * stride + i);
-            sum[r][0] = wasm_i32x4_add(sum[r][0], wasm_i32x4_dot_i16x8(eight, left));
-            sum[r][1] = wasm_i32x4_add(sum[r][1], wasm_i32x4_dot_i16x8(eight, right));
-        }
-    }
-    SA_UNROLL
-    for (int r = 0; r < rows; ++r) {
-        const v128_t low = wasm_i32x4_shuffle(sum[r][0], sum[r][1], 0, 4, 1, 5);
-        const v128_t high = wasm_i32x4_shuffle(sum[r][0], sum[r][1], 2, 6, 3, 7);
-        const v128_t two = wasm_i32x4_add(low, high),
-                     all = wasm_i32x4_add(two, wasm_i32x4_shuffle(two, two, 2, 3, 2, 3));
+        const sa_int32s low = SA_SHUFFLE(sum[r][0], sum[r][1], 0, 4, 1, 5),
+                        high = SA_SHUFFLE(sum[r][0], sum[r][1], 2, 6, 3, 7), two = low + high;
+        sa_int32s all = two + SA_SHUFFLE(two, two, 2, 3, 2, 3), before = {0};
         int32_t *to = sums + r * SA_PANEL_COLUMNS;
-        const v128_t before = adds ? wasm_v128_load64_zero(to) : wasm_i32x4_const_splat(0);
-        wasm_v128_store64_lane(to, wasm_i32x4_add(before, all), 0);
+        if (adds) {
+            memcpy(&before, to, 2 * sizeof *to);
+        }
+        all += before;
+        memcpy(to, &all, 2 * sizeof *to);
     }
 #else
     for (int r = 0; r < rows; ++r) {
