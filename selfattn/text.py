@@ -17,7 +17,7 @@ import os
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias
 
@@ -39,12 +39,26 @@ class BinaryFile(Protocol):
         """Return the rest of it."""
 
 
-# White space between the end of a sentence and a capital or digit; quotes and brackets may be between them too.
-BOUNDARY = re.compile(r"""(?:(?<=[.!?…])|(?<=[.!?…]["'”’»)\]]))\s+(?=["'“‘«(\[]*[A-ZÀ-ÖØ-Þ0-9])""")
+# White space after the end of a sentence, with quotes and brackets; after an ideographic stop there need be none.
+_STOPS = r"(?:(?<=[.!?…؟۔।॥])|(?<=[.!?…؟۔।॥][\"'”’»)\]]))\s+"
+_ENDS = re.compile(_STOPS + r"|(?:(?<=[。！？])|(?<=[。！？][」』）]))(?![。！？」』）])\s*")
+_OPENING = "\"'“‘«([¿¡「『（"
 UNKNOWN = "<unk>"
 UNFINISHED = "\ufffd"  # what a decoder makes of bytes that are no character, or not yet
 BYTES = [f"<0x{n:02X}>" for n in range(256)]  # SentencePiece's tokens of single bytes
 LONGEST_LINE = 1024  # characters, at most 4,096 bytes: SentencePiece's limit
+
+
+def sentence_gaps(text: str, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield where the gap between two sentences begins and ends: a small letter after it begins no sentence.
+
+    >>> list(sentence_gaps("He came, e.g. by car. She went."))
+    [(21, 22)]
+    """
+    for gap in _ENDS.finditer(text, begin, len(text) if end is None else end):
+        after = text[gap.end() : gap.end() + 9].lstrip(_OPENING)[:1]
+        if after.isalnum() and not after.islower():
+            yield gap.span()
 
 
 def as_tokenizer(tokenizer: Any) -> Tokenize:

@@ -5,13 +5,14 @@ Neighbouring sentences of a text count as similar.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from selfattn._check import check_rows, check_size, if_missing, one_of
 from selfattn.nn import init
-from selfattn.text import BOUNDARY, BinaryFile, PathLike, read_text
+from selfattn.text import BinaryFile, PathLike, read_text, sentence_gaps
 
 Triplet: TypeAlias = tuple[str, str, str]
 SPLITS = ("lines", "sentences")
@@ -56,9 +57,10 @@ def read_sentences(path: PathLike | BinaryFile, split: str = "lines") -> list[st
 
 
 def split_sentences(text: str) -> list[str]:
-    r"""Split running text into sentences: at empty lines, and after ``.``, ``!``, ``?`` or ``…`` before a capital.
+    r"""Split running text into sentences: at empty lines, and where a sentence ends in its script.
 
-    The rule has no dictionary: it also splits "Mr. Smith".
+    It ends after ``.``, ``!``, ``?``, ``…``, ``؟``, ``۔`` or ``।`` before white space and no small letter, and after
+    ``。``, ``！`` or ``？``. The rule has no dictionary: it also splits "Mr. Smith".
 
     Parameters
     ----------
@@ -74,7 +76,10 @@ def split_sentences(text: str) -> list[str]:
     >>> split_sentences("Tom chases Jerry. Jerry\nlikes cheese!  \"So do I.\" Does he?\n\nchapter 2")
     ['Tom chases Jerry.', 'Jerry likes cheese!', '"So do I."', 'Does he?', 'chapter 2']
     """
-    parts = [part for paragraph in re.split(r"\n\s*\n", text) for part in BOUNDARY.split(paragraph)]
+    parts = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        cuts = [0, *(cut for gap in sentence_gaps(paragraph) for cut in gap), len(paragraph)]
+        parts += [paragraph[begin:end] for begin, end in zip(cuts[::2], cuts[1::2], strict=True)]
     return [" ".join(part.split()) for part in parts if part.strip()]
 
 
@@ -125,7 +130,8 @@ def read_pairs(path: PathLike | BinaryFile) -> list[tuple[Any, ...]]:
     Raises
     ------
     ValueError
-        Lines have different numbers of columns, fewer than two or an empty one; or there is none.
+        Lines have different numbers of columns, fewer than two or an empty one; or there is none. Or half of the last
+        columns or more are numbers, and one is none; only that of a heading in the first line may be a text.
 
     Examples
     --------
@@ -134,21 +140,44 @@ def read_pairs(path: PathLike | BinaryFile) -> list[tuple[Any, ...]]:
     >>> training.read_pairs(io.BytesIO(b"tom chases\tjerry runs\t0.5\n"))
     [('tom chases', 'jerry runs', 0.5)]
     """
-    rows = _table(path, "two or more texts", lambda columns: len(columns) > 1)
+    numbered = _numbered(path, "two or more texts", lambda columns: len(columns) > 1)
+    rows = [row for _, row in numbered]
     if not rows:
         raise ValueError(f"{path} holds no pair")
     if other := next((row for row in rows if len(row) != len(rows[0])), None):
         raise ValueError(
             f"{path}: a line has {len(other)} columns, the first {len(rows[0])}: {other[0][:80]!r}"
         )
-    try:
-        return [(*row[:-1], float(row[-1])) for row in rows] if len(rows[0]) > 2 else rows
-    except ValueError:
+    scores = [_number(row[-1]) for row in rows]
+    if len(rows[0]) == 2 or 2 * sum(score is not None for score in scores) < len(rows):
         return rows
+    found = []
+    for (number, row), score in zip(numbered, scores, strict=True):
+        if score is not None:
+            found.append((*row[:-1], score))
+        elif number > numbered[0][0] or len(rows) == 1:
+            what = f"the last column is {row[-1]!r:.80}, not a number as in other lines"
+            raise ValueError(f"{path}, line {number}: {what}")
+    return found
+
+
+def _number(text: str) -> float | None:
+    """Return the finite number that a text is, or None."""
+    try:
+        return float(text) if math.isfinite(float(text)) else None
+    except ValueError:
+        return None
 
 
 def _table(path: Any, expected: str, fits: Callable[[list[str]], bool]) -> list[tuple[str, ...]]:
     """Read the columns between tabs of each line that is not empty."""
+    return [row for _, row in _numbered(path, expected, fits)]
+
+
+def _numbered(
+    path: Any, expected: str, fits: Callable[[list[str]], bool]
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Read the columns between tabs of each line that is not empty, with the line's number."""
     rows = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         columns = [column.strip() for column in line.rstrip("\r").split("\t")]
@@ -156,7 +185,7 @@ def _table(path: Any, expected: str, fits: Callable[[list[str]], bool]) -> list[
             continue
         if not fits(columns) or not all(columns):
             raise ValueError(f"{path}, line {number}: expected {expected} between tabs, not {line[:80]!r}")
-        rows.append(tuple(columns))
+        rows.append((number, tuple(columns)))
     return rows
 
 

@@ -217,10 +217,25 @@ def test_one_string_is_not_a_text():
         ("“Go!” he said. “Where?” (Out.) Now.", ["“Go!” he said.", "“Where?”", "(Out.)", "Now."]),
         ("It cost 3.5 dollars, i.e. little. 7 of them.", ["It cost 3.5 dollars, i.e. little.", "7 of them."]),
         ("What?! Émile. ÉTÉ.", ["What?!", "Émile.", "ÉTÉ."]),
+        ("Кот спит. Пёс лает, т. е. шумит.", ["Кот спит.", "Пёс лает, т. е. шумит."]),
+        ("¿Vienes? ¡Qué bien!", ["¿Vienes?", "¡Qué bien!"]),
+        ("هل رأيت؟ نعم رأيت.", ["هل رأيت؟", "نعم رأيت."]),
+        ("कुत्ता है। बिल्ली है।", ["कुत्ता है।", "बिल्ली है।"]),
+        ("他来了。“她走了。”", ["他来了。", "“她走了。”"]),
     ],
 )
 def test_running_text_is_cut_into_sentences(text, sentences):
     assert training.split_sentences(text) == sentences
+
+
+def test_a_score_that_is_no_number_is_named():
+    rows = "a\tb\t0.5\nc\td\t1\n"
+    read = lambda text: training.read_pairs(io.BytesIO(text.encode()))  # noqa: E731
+    assert read("one\ttwo\tscore\n" + rows) == read(rows) == [("a", "b", 0.5), ("c", "d", 1.0)]
+    for wrong in ("n/a", "0,5", "nan"):
+        with pytest.raises(ValueError, match=f"line 3: the last column is '{wrong}', not a number"):
+            read(rows + f"e\tf\t{wrong}\n")
+    assert read("a\tb\tc\nd\te\tf\ng\th\t1\n")[2] == ("g", "h", "1")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -69,9 +69,22 @@ def rows_of(file: str, form: str | None = None) -> Iterator[tuple[int, str, dict
             yield number, place, {"text": row} if isinstance(row, str) else row
 
 
+def _is_quoted(text: str) -> bool:
+    """Tell whether cells between tabs have quotes around them: all that begin with one end with one, in their line."""
+    cells = [cell for line in text.splitlines() for cell in line.split("\t") if cell.startswith('"')]
+    return all(len(cell) > 1 and cell.endswith('"') for cell in cells)
+
+
 def _table(source: str, text: str, delimiter: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
     csv.field_size_limit(sys.maxsize)
-    lines, names = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), list[str]()
+    plain = delimiter == "\t" and not _is_quoted(text)
+    given = io.StringIO(text, newline="")
+    lines, names = (
+        csv.reader(
+            given, delimiter=delimiter, strict=True, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
+        ),
+        list[str](),
+    )
     try:
         for number, row in enumerate(filter(None, lines)):
             place, names = f"{source}, line {lines.line_num}", names or row

@@ -111,5 +111,10 @@ def measure(model: Any, rows: Sequence[tuple[Any, ...]], held: Sequence[tuple[An
     places = {text: n for n, text in enumerate(texts)}
     found = similarities(model.pipeline.similarity, model.encode_query(first), model.encode_document(texts))
     own = found[np.arange(len(held)), [places[text] for text in second]]
+    right: dict[str, list[int]] = {}
+    for query, answer, *_ in rows:
+        right.setdefault(query, []).append(places[answer])
+    for scores, query in zip(found, first, strict=True):
+        scores[right[query]] = -np.inf  # other right answers are not before it
     ranks = 1 + (found > own[:, None]).sum(axis=1)
     return f"recall@1 {np.mean(ranks == 1):.3f}, mean reciprocal rank {np.mean(1 / ranks):.3f} among {len(texts)} texts"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import bisect
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from selfattn import nn
-from selfattn.text import BOUNDARY
+from selfattn.text import sentence_gaps
 from selfattn_models._text_encoder import TextEncoder
 
 Count: TypeAlias = Callable[[Sequence[str]], list[int]]  # the tokens of each text
-_ENDS = re.compile(rf"(?:\n\s*\n)|(?:{BOUNDARY.pattern})")
-_WORDS = re.compile(r"\s+")
+_PARAGRAPHS, _WORDS = re.compile(r"\n\s*\n"), re.compile(r"\s+")
 
 
 def windows(texts: Sequence[str], model: Any) -> list[list[tuple[int, int]]]:
@@ -51,7 +50,8 @@ def _cut(text: str, count: Count, most: float) -> list[tuple[int, int]]:
 
     A longer sentence is cut between words, a longer word anywhere.
     """
-    pieces = _pieces(text, (0, len(text)), _ENDS)
+    paragraphs = _pieces(text, (0, len(text)), _PARAGRAPHS)
+    pieces = [each for span in paragraphs for each in _between(span, sentence_gaps(text, *span))]
     for pattern in (_WORDS, None):
         sizes = count([text[begin:end] for begin, end in pieces])
         parts = [
@@ -59,8 +59,8 @@ def _cut(text: str, count: Count, most: float) -> list[tuple[int, int]]:
             for each, n in zip(pieces, sizes, strict=True)
         ]
         pieces = [*itertools.chain(*parts)]
-    # With the white space before it, of which some tokenizers make a part of the word.
-    words = [text[begin - text[max(begin - 1, 0) : begin].isspace() : end] for begin, end in pieces]
+    # With the white space before each, which are tokens, or a part of the word.
+    words = [text[begin:end] for begin, end in itertools.pairwise([0, *(end for _, end in pieces)])]
     totals = [0, *itertools.accumulate(count(words))]
     found, first = [], 0
     while first < len(pieces):
@@ -75,6 +75,10 @@ def _pieces(text: str, span: tuple[int, int], pattern: re.Pattern[str] | None) -
     begin, end = span
     if pattern is None:
         return [(n, n + 1) for n in range(begin, end)]
-    gaps = [(begin, begin), *(gap.span() for gap in pattern.finditer(text, begin, end)), (end, end)]
-    inner = [(a[1], b[0]) for a, b in itertools.pairwise(gaps)]
-    return [(a, b) for a, b in inner if b > a]
+    return _between(span, (gap.span() for gap in pattern.finditer(text, begin, end)))
+
+
+def _between(span: tuple[int, int], gaps: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return what is between gaps in a part of a text."""
+    cuts = [span[0], *(cut for gap in gaps for cut in gap), span[1]]
+    return [(a, b) for a, b in zip(cuts[::2], cuts[1::2], strict=True) if b > a]

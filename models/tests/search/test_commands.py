@@ -49,6 +49,13 @@ def test_every_form_of_a_corpus_gives_the_same_records(tmp_path, name):
     assert found == expected
 
 
+def test_quotes_of_a_text_lose_no_row(tmp_path):
+    lines = ["id\ttext", '1\t"Hello," she said', "2\tsecond", '3\tto here"']
+    (tmp_path / "t.tsv").write_text("\n".join(lines))
+    found = corpus.read_corpus(str(tmp_path / "t.tsv"))
+    assert [f"{name}\t{text}" for name, text, _ in found] == lines[1:]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "options", "message"),
     [

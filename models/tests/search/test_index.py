@@ -496,6 +496,11 @@ def test_a_long_text_is_found_by_a_window(tmp_path, folder):
     assert first.span == second.span
 
 
+def test_all_white_space_before_a_word_counts():
+    spans = _windows._cut("aa    bb cc", lambda texts: [*map(len, texts)], 6)
+    assert spans == [(0, 2), (6, 8), (9, 11)]
+
+
 def test_a_word_counts_with_the_white_space_before_it():
     """As byte-level tokenizers and SentencePiece count: here each character is a token."""
     spans = _windows._cut("aa bb cc dd", lambda texts: [*map(len, texts)], 5)
