@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,35 @@ def register() -> None:
     """
     transformers.AttentionInterface.register("selfattn", _attention)
     transformers.AttentionMaskInterface.register("selfattn", _mask)
+    if not hasattr(transformers.PreTrainedModel.get_correct_attn_implementation, "selfattn"):
+        transformers.PreTrainedModel.get_correct_attn_implementation = _checking(
+            transformers.PreTrainedModel.get_correct_attn_implementation
+        )
+
+
+def _checking(choose: Any) -> Any:
+    """Return Transformers' method that chooses an implementation, with the refusal that "sdpa" has of its own."""
+
+    @functools.wraps(choose)
+    def chosen(self: Any, *given: Any, **named: Any) -> Any:
+        found = choose(self, *given, **named)
+        known = self._supports_attention_backend or self._supports_sdpa
+        if found == "selfattn" and not (known or _takes_interface(type(self))):
+            raise ValueError(
+                f"{type(self).__name__} computes attention in code of its own, which no attn_implementation changes: "
+                'load it with attn_implementation="eager"'
+            )
+        return found
+
+    chosen.selfattn = True  # type: ignore[attr-defined]
+    return chosen
+
+
+def _takes_interface(kind: type) -> bool:
+    """Return whether the module of a model's class, or of one that it inherits from, calls Transformers' interface."""
+    modules = (sys.modules.get(each.__module__) for each in kind.__mro__)
+    own = (each for each in modules if each is not None and each.__name__ != "transformers.modeling_utils")
+    return any(hasattr(each, "ALL_ATTENTION_FUNCTIONS") for each in own)
 
 
 # ------------------------------------------------------------------------------------------------------ masks

@@ -1,5 +1,6 @@
 """Attention for JAX: :func:`scaled_dot_product_attention` under ``jit``, ``vmap`` and ``grad``, computed on the CPU.
 
+:func:`dot_product_attention` is the same with the call of ``jax.nn``'s function.
 JAX calls back into Python, where the core computes both directions. Reverse mode, first order.
 
 >>> import jax, jax.numpy as jnp
@@ -78,6 +79,74 @@ def scaled_dot_product_attention(
     constants = {"return_lse": True, "dropout_p": dropout_p, "is_causal": is_causal, **given}
     found = _attend(tuple((name, _hashable(x)) for name, x in constants.items()), arrays)
     return found if return_lse else found[0]
+
+
+def dot_product_attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    bias: npt.ArrayLike | None = None,
+    mask: npt.ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: npt.ArrayLike | None = None,
+    key_value_seq_lengths: npt.ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+) -> Any:
+    """Compute attention with the call of ``jax.nn.dot_product_attention``.
+
+    A query without open keys gets 0; in JAX it gets the mean of all values.
+
+    Parameters
+    ----------
+    query, key, value : array_like, shapes ([B, ]T, N, H), ([B, ]S, K, H), ([B, ]S, K, Hv)
+        N is a multiple of K.
+    bias : array_like, broadcastable to ([B, ]N, T, S), optional
+        Added to the scaled scores; it has a gradient.
+    mask : array_like of bool, broadcastable to ([B, ]N, T, S), optional
+        True where a query sees a key.
+    scale, is_causal : float, bool
+    query_seq_lengths, key_value_seq_lengths : array_like of int, shape (B,), optional
+        Later queries get 0, and later keys are not seen.
+    local_window_size : int or (int, int), optional
+        The keys that are seen before a query and after it.
+    implementation : {None, "xla"}
+        Of no effect.
+    return_residual : bool, default False
+        Return ``(out, lse)``.
+
+    Returns
+    -------
+    out : Array, shape ([B, ]T, N, Hv)
+    lse : Array, shape ([B, ]T, N)
+    """
+    if implementation not in (None, "xla"):
+        raise ValueError(f"implementation must be None or 'xla', not {implementation!r}")
+    q, k, v = (jnp.asarray(x) for x in (query, key, value))
+    if not q.ndim == k.ndim == v.ndim or q.ndim not in (3, 4):
+        shapes = f"{q.shape}, {k.shape} and {v.shape}"
+        raise ValueError(
+            f"query, key and value must have 3 axes or 4, (batch, length, heads, width), not {shapes}"
+        )
+    if mask is not None and jnp.asarray(mask).dtype != bool:
+        raise TypeError(f"mask must be of bool, not {jnp.asarray(mask).dtype}; floats are a bias")
+    combined = mask if bias is None else jnp.asarray(bias)
+    if bias is not None and mask is not None:
+        combined = jnp.where(jnp.asarray(mask), combined, -jnp.inf)
+    window = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+    options: dict[str, Any] = {"scale": scale, "window": window, "enable_gqa": k.shape[-2] != q.shape[-2]}
+    if key_value_seq_lengths is not None:
+        options["key_lengths"] = jnp.asarray(key_value_seq_lengths).reshape(-1, *(1,) * (q.ndim - 3))
+    q, k, v = (x.swapaxes(-3, -2) for x in (q, k, v))
+    out, lse = scaled_dot_product_attention(q, k, v, combined, 0.0, is_causal, return_lse=True, **options)
+    out, lse = out.swapaxes(-3, -2), lse.swapaxes(-2, -1)
+    if query_seq_lengths is not None:
+        rows = jnp.arange(q.shape[-2]) < jnp.asarray(query_seq_lengths).reshape(-1, 1)
+        out = jnp.where(rows.reshape(*out.shape[:-2], 1, 1), out, 0)
+    return (out, lse) if return_residual else out
 
 
 def _hashable(x: Any) -> Any:
@@ -172,3 +241,4 @@ def _backward(constants: Constants, saved: Any, gradients: Any) -> Any:
 
 _attend = jax.custom_vjp(_plain, nondiff_argnums=(0,))
 _attend.defvjp(_forward, _backward, symbolic_zeros=True)
+_attend = jax.jit(_attend, static_argnums=0)  # shard_map takes symbolic zeros only there

@@ -49,10 +49,6 @@ MODELS = {
         tf.Llama4ForCausalLM,
         tf.Llama4TextConfig(**LLAMA, attention_chunk_size=5, num_local_experts=2),
     ),
-    "bloom": (
-        tf.BloomForCausalLM,
-        tf.BloomConfig(**GPT),
-    ),  # it computes attention itself, and adds the mask to its scores
     "t5": (
         tf.T5ForConditionalGeneration,
         tf.T5Config(**PAIRED, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.0),
@@ -211,3 +207,18 @@ def test_what_is_refused():
         ours(tokens()[0], indices=torch.ones(1), cache_position=None)
     with pytest.raises(ValueError, match="query is on meta"):
         ours.to("meta")(torch.ones(1, 3, dtype=torch.long, device="meta"))
+
+
+def test_a_model_with_code_of_its_own_is_refused():
+    """As "sdpa" refuses it; what goes through Transformers' interface, or has parts that do, is taken."""
+    config = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    for kind in ("Deberta", "MPNet", "Bloom"):
+        own = getattr(tf, f"{kind}Config")(**(GPT if kind == "Bloom" else config))
+        with pytest.raises(ValueError, match=f'{kind}Model computes attention in code of its own.*"eager"'):
+            getattr(tf, f"{kind}Model")._from_config(own, attn_implementation="selfattn")
+    huggingface.register()  # twice changes nothing
+    bert = tf.BertConfig(**config, vocab_size=9)
+    for kind in (tf.BertModel, type("Mine", (tf.BertModel,), {})):
+        assert (
+            kind._from_config(bert, attn_implementation="selfattn").config._attn_implementation == "selfattn"
+        )

@@ -8,7 +8,8 @@ import pytest
 import selfattn as sa
 
 jax = pytest.importorskip("jax")
-sdpa = pytest.importorskip("selfattn.interop.jax").scaled_dot_product_attention
+door = pytest.importorskip("selfattn.interop.jax")
+sdpa, dot_product_attention = door.scaled_dot_product_attention, door.dot_product_attention
 jnp, check_grads = jax.numpy, pytest.importorskip("jax.test_util").check_grads
 RNG = np.random.default_rng(0)
 Q, K, V = RNG.standard_normal((3, 2, 3, 5, 4))
@@ -81,3 +82,64 @@ def test_refusals_and_default_floats():
             f(Q)
     with jax.enable_x64(False):
         assert sdpa([[1, 2]], [[1, 2]], [[3, 4]]).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_causal": True, "local_window_size": (3, 1)},
+        {"bias": (1, 4, 5, 6), "mask": (3, 1, 1, 6), "scale": 0.3},
+        {"mask": (1, 4, 5, 6), "local_window_size": 4},
+        {"bias": (3, 1, 5, 6), "key_value_seq_lengths": [6, 1, 4], "query_seq_lengths": [5, 2, 3]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("batched", [True, False])
+def test_the_call_of_jax_nn(options, batched):
+    rng = np.random.default_rng(1)
+    q, k, v = (
+        jnp.asarray(rng.standard_normal(shape)) for shape in ((3, 5, 4, 8), (3, 6, 2, 8), (3, 6, 2, 8))
+    )
+    options = {name: jnp.int32(x) if name.endswith("lengths") else x for name, x in options.items()}
+    if "bias" in options:
+        options["bias"] = jnp.asarray(rng.standard_normal(options["bias"]))
+    if "mask" in options:
+        options["mask"] = jnp.asarray(rng.random(options["mask"]) < 0.7).at[..., 0].set(True)
+    if not batched:
+        q, k, v = q[:1][0], k[:1][0], v[:1][0]
+        options = {name: x[0] if name in ("bias", "mask") else x for name, x in options.items()}
+        options = {name: x[:1] if name.endswith("lengths") else x for name, x in options.items()}
+    ours, theirs = (
+        partial(f, return_residual=True, **options)
+        for f in (dot_product_attention, jax.nn.dot_product_attention)
+    )
+    for found, expected in zip(ours(q, k, v), theirs(q, k, v), strict=True):
+        assert found.shape == expected.shape
+        if "query_seq_lengths" not in options or found.ndim > 3:  # the rest of lse is unspecified there
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)  # JAX weighs in float32
+    if "bias" in options and "query_seq_lengths" not in options:
+        gradients = [
+            jax.grad(lambda b, f=f: f(q, k, v, **(options | {"bias": b})).sum())(options["bias"])
+            for f in (dot_product_attention, jax.nn.dot_product_attention)
+        ]
+        np.testing.assert_allclose(*gradients, rtol=0, atol=1e-5)
+
+
+def test_refusals_of_the_call_of_jax_nn():
+    x = jnp.ones((2, 3, 1, 4))
+    for wrong, error, message in (
+        ({"mask": jnp.ones((3, 3))}, TypeError, "mask must be of bool, not float64; floats are a bias"),
+        ({"implementation": "cudnn"}, ValueError, "implementation must be None or 'xla'"),
+    ):
+        with pytest.raises(error, match=message):
+            dot_product_attention(x, x, x, **wrong)
+    with pytest.raises(ValueError, match="3 axes or 4"):
+        dot_product_attention(x[0, 0], x[0, 0], x[0, 0])
+
+
+def test_shard_map_outside_jit():
+    mesh = jax.make_mesh((1,), ("x",))
+    spec = jax.sharding.PartitionSpec("x")
+    given = [jax.device_put(x, jax.sharding.NamedSharding(mesh, spec)) for x in (Q, K, V)]
+    sharded = jax.shard_map(partial(sdpa, is_causal=True), mesh=mesh, in_specs=spec, out_specs=spec)
+    np.testing.assert_array_equal(sharded(*given), sdpa(Q, K, V, is_causal=True))

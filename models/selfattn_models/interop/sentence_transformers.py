@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -53,7 +54,7 @@ def _method(name: str, order: str) -> Any:
         given = signature.bind_partial(*inputs, **theirs).arguments
         if (prompt := given.get("prompt")) is not None and prompt in self.prompts:
             raise ValueError(f"prompt={prompt!r} is the name of a prompt; prompt_name= takes its text")
-        if name == "encode_document" and given.keys().isdisjoint(("prompt", "prompt_name")):
+        if name == "encode_document" and given.get("prompt") is None is given.get("prompt_name"):
             given["prompt"] = (
                 "document" if "document" in self.prompts else ""
             )  # its numbers, not what its docs say
@@ -61,10 +62,42 @@ def _method(name: str, order: str) -> Any:
             given["sentences"] = _pairs(given.pop("inputs")) if name == "predict" else given.pop("inputs")
         if "activation_fn" in signature.parameters and given.get("activation_fn") is None:
             given["activation_fn"] = self.activation_fn
-        return getattr(self.model, name)(**given)
+        as_tensor, as_array = given.pop("convert_to_tensor", False), given.pop("convert_to_numpy", True)
+        if name == "rank" or ("torch" not in sys.modules and (as_tensor or not as_array)):
+            given |= {
+                "convert_to_tensor": as_tensor,
+                "convert_to_numpy": as_array,
+            }  # refused, unless the default
+        found = getattr(self.model, name)(**given)
+        if name == "rank" or not (as_tensor or not as_array):
+            return found
+        found = sys.modules["torch"].from_numpy(np.asarray(found))
+        return found if as_tensor or found.ndim < 2 else list(found)
 
     method.__name__, method.__doc__ = name, f"Call ``model.{name}`` with: {', '.join(order.split())}."
     return method
+
+
+def _comparison(name: str) -> Any:
+    """Return a method of two embeddings: a tensor where one is given, or sentence-transformers' tools are in use."""
+
+    def method(self: _Model, embeddings1: Any, embeddings2: Any) -> Any:
+        torch = sys.modules.get("torch")
+        tensors = torch is not None and any(isinstance(x, torch.Tensor) for x in (embeddings1, embeddings2))
+        arrays = (x.detach() if hasattr(x, "detach") else x for x in (embeddings1, embeddings2))
+        found = getattr(self.model, name)(*map(_stacked, arrays))
+        if torch is not None and (tensors or "sentence_transformers" in sys.modules):
+            return torch.from_numpy(np.asarray(found))
+        return found
+
+    method.__name__, method.__doc__ = name, f"Call ``model.{name}`` with two arrays or tensors of embeddings."
+    return method
+
+
+def _stacked(embeddings: Any) -> Any:
+    """Return embeddings as one array; sentence-transformers' may be a list of tensors."""
+    is_list = isinstance(embeddings, list) and bool(embeddings) and hasattr(embeddings[0], "detach")
+    return np.stack([np.asarray(x.detach()) for x in embeddings]) if is_list else np.asarray(embeddings)
 
 
 def _pairs(inputs: Any) -> Any:
@@ -73,11 +106,23 @@ def _pairs(inputs: Any) -> Any:
     return tuple(inputs) if isinstance(inputs, list) and inputs and isinstance(inputs[0], str) else inputs
 
 
+class ModelCardData:
+    """What sentence-transformers' tools note in a model's card: it takes all, and has nothing."""
+
+    def set_evaluation_metrics(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class _Model:
     """What both classes share. Other attributes and methods are those of ``model``, which ``models.load`` returned."""
 
     owner: str  # on the hub, of models that are named without one
     device = "cpu"
+    model_card_data = ModelCardData()
 
     def __init__(
         self, given: Any, theirs: dict[str, Any], prompts: dict[str, str] | None, **settings: Any
@@ -91,20 +136,40 @@ class _Model:
             raise FileNotFoundError(f"there is no {given}; hf download {hub} --local-dir {given} fetches it")
         self.model = with_settings(given, name, prompts, **settings)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """sentence-transformers' class where that is imported: KeyBERT and MTEB take its instances alone."""
+        kind = type(self)
+        return getattr(sys.modules.get("sentence_transformers"), kind.__name__, kind)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _made, (type(self), vars(self))
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "model":  # a copy in the making has no model yet
             raise AttributeError(name)
-        return getattr(self.model.pipeline, SETTINGS[name]) if name in SETTINGS else getattr(self.model, name)
+        if name in SETTINGS:
+            return getattr(self.model.pipeline, SETTINGS[name])
+        if not hasattr(self.model, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in SETTINGS:
             change_settings(self.model.pipeline, type(self).__name__, {name: value})
-        elif name in ("model", "activation_fn"):
+        elif name in ("model", "activation_fn", "model_card_data"):
             super().__setattr__(name, value)
         else:
             if name == "max_seq_length":  # a setting of the tokenizer, which is that of the given model
                 self.model.tokenizer = copy.deepcopy(self.model.tokenizer)
             setattr(self.model, name, value)
+
+
+def _made(kind: type, attributes: dict[str, Any]) -> Any:
+    """Make a copy."""
+    made: Any = object.__new__(kind)
+    vars(made).update(attributes)
+    return made
 
 
 class SentenceTransformer(_Model):
@@ -115,6 +180,7 @@ class SentenceTransformer(_Model):
     convert_to_tensor device normalize_embeddings truncate_dim pool chunk_size"""
     encode = _method("encode", _ORDER)
     encode_query, encode_document = _method("encode_query", _ORDER), _method("encode_document", _ORDER)
+    similarity, similarity_pairwise = _comparison("similarity"), _comparison("similarity_pairwise")
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 import warnings
 
 import numpy as np
@@ -265,3 +266,45 @@ def test_errors_of_scores(tmp_path):
     }.items():
         with pytest.raises(ValueError, match=f"activation_fn.*{said}"):
             three.predict(["a"], activation_fn=function)
+
+
+def test_their_tools_take_the_class(folder):
+    """Evaluators, mining and others find the same with it as with theirs."""
+    pytest.importorskip("torch")
+    evaluation = pytest.importorskip("sentence_transformers.sentence_transformer.evaluation")
+    library, datasets = pytest.importorskip("sentence_transformers"), pytest.importorskip("datasets")
+    util, texts = (
+        library.util,
+        ["the sea was calm", "a ship", "old stones", "dark water near", "the ship sank"],
+    )
+    pairs, relevant = datasets.Dataset.from_dict({"a": texts[:3], "b": texts[2:]}), {"0": {"0"}, "3": {"1"}}
+    numbered, quiet = {str(n): text for n, text in enumerate(texts)}, {"write_csv": False}
+    of_pairs = texts[:2], texts[3:], [0.1, 0.9]
+    tools = [
+        evaluation.InformationRetrievalEvaluator(numbered, numbered, relevant, truncate_dim=8, **quiet),
+        evaluation.EmbeddingSimilarityEvaluator(*of_pairs, **quiet),
+        evaluation.BinaryClassificationEvaluator(*of_pairs[:2], [0, 1], **quiet),
+        evaluation.TripletEvaluator(texts[:2], texts[1:3], texts[3:], **quiet),
+        lambda model: [score for score, *_ in util.paraphrase_mining(model, texts)],
+        lambda model: util.mine_hard_negatives(pairs, model, num_negatives=1, verbose=False)["negative"],
+        lambda model: [x.tolist() for x in model.encode(texts[:2], convert_to_numpy=False)],
+        lambda model: model.similarity(*[model.encode(texts, convert_to_tensor=True)] * 2).tolist(),
+    ]
+    ours, theirs = both(SentenceTransformer, folder)
+    assert isinstance(ours, library.SentenceTransformer)  # which KeyBERT and MTEB ask
+    for tool in tools:
+        found, expected = (tool(model) for model in (ours, theirs))
+        found, expected = (list(x.values()) if isinstance(x, dict) else x for x in (found, expected))
+        if isinstance(found, list) and not isinstance(found[0], str):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        else:
+            assert list(found) == list(expected)
+    with pytest.raises(AttributeError, match="'SentenceTransformer' object has no attribute 'half'"):
+        ours.half()
+
+
+def test_tensors_need_their_library(model, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    for wrong in ({"convert_to_tensor": True}, {"convert_to_numpy": False}):
+        with pytest.raises(ValueError, match=f"does not take {next(iter(wrong))}"):
+            SentenceTransformer(model).encode(TEXTS, **wrong)
