@@ -99,6 +99,8 @@ def scaled_dot_product_attention(
         given["return_lse"] = True
     if return_weights:
         given["return_weights"] = True
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = (_cast(x) for x in (query, key, value))
     _check(query=query, key=key, value=value)
     if len(given) > 1:
         _check_options(given)
@@ -115,12 +117,21 @@ def _run(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> An
     if is_plain(tensors):
         results = attend(Call(tuple(named), options), tensors)
     else:
-        keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        # A trace of torch.jit is one graph with and without gradients, and its check compares both.
+        keep = torch._C._get_tracing_state() is not None or (
+            torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        )
         if not keep and len(named) == 3 and options.keys() == {"is_causal"}:
             return plain_attention(query, key, value, given["is_causal"])
         results = attention(**named, **_as_schema(options), keep=keep)
     n = 1 + ("return_lse" in given) + ("return_weights" in given)
     return results[0] if n == 1 else tuple(results[:n])
+
+
+def _cast(x: Tensor) -> Tensor:
+    """Return a tensor in autocast's dtype, as PyTorch's function takes it; float64 stays, as there."""
+    casts = isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype is not torch.float64
+    return x.to(torch.get_autocast_dtype("cpu")) if casts else x
 
 
 def _check(**tensors: Tensor) -> None:
@@ -145,9 +156,12 @@ def _check_device(name: str, x: Tensor) -> None:
 
 
 def _check_options(given: dict[str, Any]) -> None:
-    """Refuse tensors that NumPy cannot read, and make random numbers of PyTorch or NumPy one seed."""
+    """Refuse tensors that NumPy cannot read, or that requires grad in place of a number; make a generator a seed."""
     for name, x in given.items():
         if isinstance(x, torch.Tensor):
+            if name not in TENSORS and x.requires_grad:
+                so = f"it has no gradient here; give float({name}), or multiply the query by a learned scale"
+                raise TypeError(f"{name} must be a number, not a Tensor that requires grad: {so}")
             _check_device(name, x)
             if x.layout is not torch.strided:
                 raise TypeError(f"{name} is {x.layout}; give {name}.to_dense()")
@@ -155,7 +169,7 @@ def _check_options(given: dict[str, Any]) -> None:
     if rng is not None and not isinstance(rng, torch.Generator):
         given["rng"] = seed_from_rng(rng)
     elif "dropout_p" in given:
-        given["rng"] = torch.randint(2**63 - 1, (), generator=rng)
+        given["rng"] = torch.randint(2**63 - 1, (), generator=rng, device="cpu")
 
 
 def _as_schema(given: dict[str, Any]) -> dict[str, Any]:
@@ -163,9 +177,10 @@ def _as_schema(given: dict[str, Any]) -> dict[str, Any]:
     schema = {name: x for name, x in given.items() if x is not None}
     for name in schema.keys() & set(TENSORS):
         if name == "rng":
-            schema[name] = torch.tensor(given[name] if given[name] < 2**63 else given[name] - 2**64)
+            seed = given[name] if given[name] < 2**63 else given[name] - 2**64
+            schema[name] = torch.tensor(seed, device="cpu")
         else:
-            schema[name] = torch.as_tensor(np.asarray(given[name]))
+            schema[name] = torch.as_tensor(np.asarray(given[name]), device="cpu")
     if (window := schema.pop("window", None)) is not None:
         if not isinstance(window, tuple | list) or len(window) != 2:
             raise ValueError(f"window must be (left, right), each an int >= 0 or None, got {window!r}")
@@ -187,6 +202,11 @@ def _jagged(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
     for name, x in zip(WRT, rows, strict=True):
         if x.dim() != 4 or not x.is_contiguous():
             raise ValueError(f"{name} must have shape (N, H, L*, E) and be contiguous as (N, L*, H, E)")
+    if key.offsets() is not value.offsets() and not torch.equal(key.offsets(), value.offsets()):
+        lengths = [x.offsets().diff().tolist() for x in (key, value)]
+        raise ValueError(
+            f"key and value must have sequences of the same lengths, not {lengths[0]} and {lengths[1]}"
+        )
     q, k, v = (x.values() for x in rows)
     results = _run(q, k, v, {**given, "cu_seqlens_q": query.offsets(), "cu_seqlens_k": key.offsets()})
     out, *lse = results if isinstance(results, tuple) else [results]

@@ -238,3 +238,47 @@ def test_what_is_not_supported_is_refused_by_name(change, options, text):
     with pytest.raises((TypeError, ValueError)) as caught:
         from_torch(change) if options is None else scaled_dot_product_attention(q, change(k), v, **options)
     assert text in str(caught.value)
+
+
+def test_defaults_of_pytorch_around_a_call():
+    """Another default device changes nothing of what is on the CPU; autocast casts as PyTorch's function does."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 6, 4)
+    lists = {"alibi_slopes": [0.1, 0.2], "key_lengths": [[3]], "attn_mask": np.tri(6, dtype=bool)}
+    for options in (*({name: x} for name, x in lists.items()), {"dropout_p": 0.5, "rng": 2**63 + 7}):
+        want = scaled_dot_product_attention(q, k, v, **options)
+        with torch.device("meta"):
+            assert torch.equal(scaled_dot_product_attention(q, k, v, **options), want)
+    with torch.device("meta"):
+        drawn = scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    assert drawn.is_cpu and drawn.abs().max() > 0.1
+    theirs = nn.functional.scaled_dot_product_attention
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for given in ((q, k, v), (q, k, v.bfloat16()), (q.double(), k.double(), v.double())):
+            found, expected = scaled_dot_product_attention(*given), theirs(*given)
+            assert found.dtype is expected.dtype
+            torch.testing.assert_close(found, expected, rtol=0, atol=0.02)  # bfloat16 has 8 bits
+
+
+def test_what_would_be_lost_or_mixed_up_is_refused():
+    q, k, v = torch.randn(3, 1, 2, 6, 4)
+    for name in ("scale", "softcap", "dropout_p"):
+        with pytest.raises(TypeError, match=f"{name} must be a number, not a Tensor that requires grad"):
+            scaled_dot_product_attention(q, k, v, **{name: torch.tensor(0.5, requires_grad=True)})
+
+    def nest(*lengths):
+        rows = [torch.randn(n, 2, 4) for n in lengths]
+        return torch.nested.nested_tensor(rows, layout=torch.jagged).transpose(1, 2)
+
+    with pytest.raises(ValueError, match=r"sequences of the same lengths, not \[2, 5\] and \[5, 2\]"):
+        scaled_dot_product_attention(nest(3, 1), nest(2, 5), nest(5, 2))
+    scaled_dot_product_attention(nest(3, 1), nest(2, 5), nest(2, 5))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_trace_of_jit(learns):
+    given = torch.randn(3, 1, 2, 6, 4, requires_grad=learns).unbind()
+    attend = lambda *tensors: scaled_dot_product_attention(*tensors, window=(2, 0))  # noqa: E731
+    traced = torch.jit.trace(attend, given)  # which compares graphs
+    assert torch.equal(traced(*given), attend(*given))

@@ -44,7 +44,7 @@ class Model:
     @property
     def prompt(self) -> str:
         """The text that is put before each document."""
-        return self._pipeline.prompts.get("document", "") if self._pipeline else ""
+        return self._pipeline.document_prompt if self._pipeline else ""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "given":
