@@ -5,27 +5,33 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from selfattn.cli import streams
+from selfattn.engine import import_extra
 from selfattn.text import read_text
 
-FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl"}
+FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
 # Id, text and metadata; without an id of its own the number of its line, or of its row below the heading.
 Record: TypeAlias = tuple[str | int, str, dict[str, Any]]
 
 
-def read_corpus(file: str, form: str | None = None, column: str = "", key: str = "") -> list[Record]:
+def read_corpus(
+    file: str, form: str | None = None, column: str = "", key: str = "", numbers: Sequence[str] = ()
+) -> list[Record]:
     """Read the records of a file, or of standard input for ``-``, without those that have no text.
 
     Texts are in ``column``, by default ``text`` or the only one; ids in ``key``, by default ``id`` if there is one.
-    Other columns are metadata. A column that is missing, a text or id of another type, and an id that occurs twice
+    Other columns are metadata, those of ``numbers`` as numbers.
+    A column that is missing, a text or id of another type, and an id that occurs twice
     are ValueErrors.
     """
     found: dict[str | int, tuple[Record, str]] = {}
+    empty = 0
     for number, place, row in rows_of(file, form):
         of_text = column or (next(iter(row)) if len(row) == 1 else "text")
         of_id = key or ("id" if "id" in row and of_text != "id" else "")
@@ -39,8 +45,23 @@ def read_corpus(file: str, form: str | None = None, column: str = "", key: str =
         text, own = row.pop(of_text), row.pop(of_id) if of_id else number
         if own in found:
             raise ValueError(f"{place} has the id {own!r:.80}, and so has {found[own][1]}")
+        for name in numbers:
+            try:
+                row[name] = json.loads(row[name]) if isinstance(row[name], str) else row[name]
+                if not math.isfinite(row[name]):
+                    raise ValueError
+            except (KeyError, TypeError, ValueError):
+                what = (
+                    f"{row[name]!r:.60} as {name!r}, which --number needs"
+                    if name in row
+                    else f"no column {name!r}"
+                )
+                raise ValueError(f"{place} has {what}") from None
+        empty += not text.strip()
         if text.strip():
             found[own] = (own, text, row), place
+    if empty:
+        streams.tell(f"left out, as they have no text: {empty:,} rows")
     if not found:
         raise ValueError(f"{streams.source(file)} holds no text")
     return [record for record, _ in found.values()]
@@ -53,6 +74,9 @@ def rows_of(file: str, form: str | None = None) -> Iterator[tuple[int, str, dict
     """
     source = streams.source(file)
     form = form or FORMATS.get(Path(file).suffix.lower(), "text")
+    if form in ("json", "parquet"):
+        yield from ((n, f"{source}, row {n}", record) for n, record in enumerate(_records(source, form), 1))
+        return
     text = read_text(source)
     if form in ("csv", "tsv"):
         yield from _table(str(source), text, "\t" if form == "tsv" else ",")
@@ -67,6 +91,18 @@ def rows_of(file: str, form: str | None = None) -> Iterator[tuple[int, str, dict
             raise ValueError(f"{place}: expected an object or a text, not {line.strip():.60}")
         if row:
             yield number, place, {"text": row} if isinstance(row, str) else row
+
+
+def _records(source: Any, form: str) -> list[dict[str, Any]]:
+    """Read a table that is no text of lines."""
+    if form == "parquet":
+        rows = import_extra("pyarrow.parquet", None).read_table(source).to_pylist()
+    else:
+        rows = json.loads(read_text(source))
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        what = 'a list of objects, as to_json(orient="records") writes it; with lines=True too it is .jsonl'
+        raise ValueError(f"{source}: expected {what}")
+    return rows
 
 
 def _is_quoted(text: str) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,20 @@ def _add_index(parser: Parser) -> None:
     add("--format", choices=forms, help="by default as the file is named, else text")
     add("--column", metavar="NAME", default="", help="of the texts (text, or the only one)")
     add("--id", metavar="NAME", default="", help="column of the ids (id; else numbers of lines or rows)")
+    add(
+        "--number",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a column of numbers, for --where; again: another",
+    )
     stored = "of the stored embeddings; int8 is for more than a million texts (float32)"
     add("--dtype", choices=("float32", "int8"), help=stored)
 
 
 def _index(options: argparse.Namespace) -> int:
     out, place, dtype = streams.results(), options.out, options.dtype
-    records = read_corpus(options.corpus, options.format, options.column, options.id)
+    records = read_corpus(options.corpus, options.format, options.column, options.id, options.number)
     index: Any = Index.open(place, options.model) if (begun := is_index(place)) else None
     if begun and dtype not in (None, index.dtype):
         raise ValueError(f"{place} is an index of {index.dtype}, not {dtype}; --out names another folder")
@@ -86,7 +94,9 @@ def _index(options: argparse.Namespace) -> int:
 def add_selection(parser: Parser) -> None:
     """Add the options of a search of an index."""
     add = parser.add_argument_group("of an index, from selfattn index").add_argument
-    where = "only texts with this value; again: another value of the field, or another field"
+    where = (
+        "only texts with this value, or !=, <, <=, >, >=; again: another value of the field, or another field"
+    )
     add("--where", metavar="FIELD=VALUE", action="append", default=[], type=streams.sentence, help=where)
     add("--hybrid", action="store_true", help="join this ranking and that of BM25")
     add(
@@ -113,14 +123,23 @@ def check_options(options: argparse.Namespace, *of_others: str) -> None:
 def selection(options: argparse.Namespace) -> dict[str, Any]:
     """Return options of ``Index.search``; a value is a text, and also the number or the word that it is in JSON."""
     found = {name: getattr(options, name) for name in ("hybrid", "rerank") if getattr(options, name)}
-    for name, equals, value in (given.partition("=") for given in options.where):
-        if not equals:
-            raise ValueError(f"--where must be FIELD=VALUE, not {name!r:.80}")
-        values = found.setdefault("where", {}).setdefault(name, [])
-        values.append(value)
+    for given in options.where:
+        parts = re.fullmatch("(.*?)(!=|<=|>=|<|>|=)(.*)", given, re.DOTALL)
+        if not parts:
+            raise ValueError(f"--where must be FIELD=VALUE, not {given!r:.80}")
+        name, operator, value = parts.groups()
+        values: list[Any] = [value]
         if value in ("true", "false", "null") or value[-1:].isdigit():
             with contextlib.suppress(ValueError):  # such as A4
                 values.append(json.loads(value))
+        conditions = found.setdefault("where", {}).setdefault(name, [])
+        equal = next((each[1] for each in conditions if each[0] == "==" == operator + "="), None)
+        if equal is not None:
+            equal += values
+        elif operator in ("=", "!="):
+            conditions.append(("==" if operator == "=" else "!=", values))
+        else:
+            conditions.append((operator, values[-1]))
     return found
 
 

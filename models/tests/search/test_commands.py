@@ -37,6 +37,7 @@ FORMS = {
     "t.csv": as_csv(TABLE),
     "t.tsv": as_csv(TABLE, "\t"),
     "t.jsonl": "\n\n".join(map(json.dumps, TABLE)),
+    "t.json": json.dumps(TABLE),
 }
 
 
@@ -54,6 +55,13 @@ def test_quotes_of_a_text_lose_no_row(tmp_path):
     (tmp_path / "t.tsv").write_text("\n".join(lines))
     found = corpus.read_corpus(str(tmp_path / "t.tsv"))
     assert [f"{name}\t{text}" for name, text, _ in found] == lines[1:]
+
+
+def test_a_table_of_parquet_is_read(tmp_path):
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    parquet.write_table(pyarrow.Table.from_pylist(TABLE), tmp_path / "t.parquet")
+    (tmp_path / "t.json").write_text(FORMS["t.json"])
+    assert corpus.read_corpus(str(tmp_path / "t.parquet")) == corpus.read_corpus(str(tmp_path / "t.json"))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +88,9 @@ def test_quotes_of_a_text_lose_no_row(tmp_path):
         ("t.csv", "id,text\n1, \n", {}, "holds no text"),
         ("t.jsonl", '{"text": 3}', {}, "line 1 has 3 as 'text'"),
         ("t.jsonl", '\n{"text": "a"', {}, "line 2 is not JSON"),
+        ("t.json", '{"text": {"0": "a"}}', {}, 'as to_json(orient="records") writes it; with lines=True'),
+        ("t.csv", "text,n\na,x\n", {"numbers": ["n"]}, "line 2 has 'x' as 'n', which --number needs"),
+        ("t.csv", "text,n\na,1\n", {"numbers": ["m"]}, "line 2 has no column 'm'"),
         ("t.jsonl", "[1]", {}, "expected an object or a text, not [1]"),
         ("t.jsonl", '{"text": "a", "id": null}', {}, "line 1 has null as 'id'"),
         ("t.csv", "a,b\nc,d\n", {"column": "a", "key": "c"}, "no column 'c'"),
@@ -170,6 +181,17 @@ def test_a_model_that_has_moved_is_named(here, run):
     assert run("map", "i").out == "map.html\n"
     found = run("search", "i", "water", "--model", "moved").out
     assert run("index", "moved", "t.csv", "--out", "i").out and run("search", "i", "water").out == found
+
+
+def test_a_column_of_numbers_has_ranges(here, run):
+    (here / "t.csv").write_text(FORMS["t.csv"] + "d, ,ship,5\r\n")
+    assert (
+        "left out, as they have no text: 1 rows"
+        in run("index", "model", "t.csv", "--out", "i", "--number", "stars").err
+    )
+    for where, ids in (("stars>3", "b"), ("stars<=3", "ac"), ("stars!=3", "b"), ("kind>sea", "bc")):
+        found = run("search", "i", "sea", "--json", "--where", where, "--where", "stars>=0").out
+        assert sorted(json.loads(line)["id"] for line in found.splitlines()) == list(ids)
 
 
 def test_numbers_of_json_are_found_by_where(here, run):
