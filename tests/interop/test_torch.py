@@ -278,7 +278,7 @@ def test_what_would_be_lost_or_mixed_up_is_refused():
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_trace_of_jit(learns):
-    given = torch.randn(3, 1, 2, 6, 4, requires_grad=learns).unbind()
+    given = tuple(torch.randn(1, 2, 6, 4, requires_grad=learns) for _ in range(3))
     attend = lambda *tensors: scaled_dot_product_attention(*tensors, window=(2, 0))  # noqa: E731
     traced = torch.jit.trace(attend, given)  # which compares graphs
     assert torch.equal(traced(*given), attend(*given))
