@@ -174,7 +174,8 @@ def load(
     is_gguf = folder.is_file() and (folder.suffix.lower() == ".gguf" or begins_as_gguf(folder))
     if not folder.is_dir() and not is_gguf:
         expected = "a folder that save_pretrained or sentence-transformers wrote, or a .gguf file"
-        expected += " (hf download NAME --local-dir FOLDER gets a folder)"
+        named = str(path).count("/") == 1 and not str(path).startswith(("/", ".", "~"))
+        expected += f" (hf download {path if named else 'NAME'} --local-dir {path} fetches a folder)"
         what = "is not a folder" if folder.exists() else "does not exist"
         raise FileNotFoundError(f"{folder} {what}; expected {expected}")
     if dtype not in (None, "float32", "bfloat16", "int8"):
