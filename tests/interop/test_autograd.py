@@ -24,6 +24,7 @@ CALLS = {
         {"cu_seqlens_q": [0, 2, 5], "cu_seqlens_k": [0, 2, 5], "return_lse": True},
     ),
     "merge_attention": (([Q, K], (Q[..., 0], K[..., 0])), {}),
+    "relative_position_bias": ((MASK,), {"L": 3, "S": 4}),
     "softmax": ((Q,), {"axis": 1}),
     "apply_rotary_emb": ((Q, Q[0, :, :2], K[0, :, :2]), {}),
     "log_softmax": ((Q,), {}),
