@@ -97,6 +97,8 @@ typedef struct {
 
     sa_tensor query, key, value;
     sa_tensor mask;     /* boolean or float, (B…, L, S) */
+    sa_tensor gate;     /* a boolean mask beside a float mask */
+    sa_tensor offset_bias; /* a second float mask, whose rows are the same numbers, shifted by one from row to row */
     sa_tensor key_bias; /* (B…, 1, S), contiguous, of the type that computes: added to scores; one for each key head */
     sa_tensor alibi;    /* float64 scalars */
     sa_tensor sinks;    /* float64 scalars */
@@ -157,9 +159,11 @@ typedef struct {
     /* Strides are 0 along broadcast axes. With a float mask they count even if data is NULL:
      * they order the additions. */
     sa_tensor dmask;
+    sa_tensor doffset_bias; /* (B…, 1, L + S − 1), with all leading dims and without gaps: element j − i + L − 1 */
     sa_tensor dslope_rows; /* (B…, L, 3): x, y, z of x − y·z, to be summed over L */
     sa_tensor dsink_rows;  /* (B…, L, 1): the sinks' gradients, to be summed over L */
-    void *delta;           /* one element for each row of each head */
+    void *delta;           /* plan.delta_count elements */
+    void *diagonals;       /* plan.diagonal_count elements; may be NULL if there are none */
     bool only_turns;       /* tasks of a turn must not wait for each other */
 } sa_attention_gradients;
 
@@ -171,7 +175,8 @@ typedef struct {
     ptrdiff_t grain_blocks;             /* a row range has a multiple of this many blocks */
     ptrdiff_t mask_groups, together;    /* groups that share a float mask, and how many of them work at the same time */
     ptrdiff_t turns, turns_at_once, tasks;
-    ptrdiff_t delta_count;
+    ptrdiff_t delta_count; /* one for each row of each head */
+    ptrdiff_t diagonal_count; /* sums of tasks for the gradient of offset_bias */
     size_t scratch_bytes;
     size_t gathered_at;  /* offset in scratch of a task's dK and dV; 0: they are in place */
     size_t mask_sums_at; /* offset in scratch of the sums of a shared mask gradient */

@@ -185,7 +185,7 @@ static bool is_mask_far(const sa_attention *a) {
 }
 
 typedef struct {
-    const char *query, *mask;
+    const char *query, *mask, *gate, *offset_bias;
     char *out, *lse, *weights, *stats;
     double slope, sink;
     ptrdiff_t length, queries, diagonal; /* number of keys, and of queries that are not padding */
@@ -203,6 +203,8 @@ static ptrdiff_t count_of(const sa_attention *a, const sa_tensor *t, ptrdiff_t h
 static void find_head(const sa_attention *a, ptrdiff_t head, head_arrays *h) {
     h->query = sa_at_head(a, &a->query, head);
     h->mask = sa_at_head(a, &a->mask, head);
+    h->gate = sa_at_head(a, &a->gate, head);
+    h->offset_bias = sa_at_head(a, &a->offset_bias, head);
     h->out = sa_at_head(a, &a->out, head);
     h->lse = sa_at_head(a, &a->lse, head);
     h->weights = sa_at_head(a, &a->weights, head);
@@ -227,6 +229,12 @@ static void describe_row(const sa_attention *a, const head_arrays *h, ptrdiff_t 
     rows->out[r] = h->out + i * a->out.m.row_stride;
     if (has_options) { /* without options this is skipped: it is half of this function's stores */
         rows->mask[r] = h->mask ? h->mask + i * a->mask.m.row_stride : NULL;
+        if (h->gate) {
+            rows->gate[r] = h->gate + i * a->gate.m.row_stride;
+        }
+        if (h->offset_bias) {
+            rows->offset_bias[r] = h->offset_bias + i * a->offset_bias.m.row_stride;
+        }
         rows->lse[r] = row_of(h->lse, &a->lse, i);
         rows->weights[r] = row_of(h->weights, &a->weights, i);
         rows->stats[r] = row_of(h->stats, &a->stats, i);
@@ -272,7 +280,7 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
                        sa_rows *rows, sa_block *b) {
     const int count = (int)sa_smaller(G * a->L - from, most);
     const bool has_options = a->mask.m.data || a->lse.m.data || a->weights.m.data || a->stats.m.data ||
-                             a->alibi.m.data || a->sinks.m.data || a->dropout_p > 0;
+                             a->alibi.m.data || a->sinks.m.data || a->dropout_p > 0 || a->offset_bias.m.data;
     ptrdiff_t begin = PTRDIFF_MAX, end = 0, open_from = 0, open_to = PTRDIFF_MAX;
     rows->count = count;
     rows->gaps = 0;

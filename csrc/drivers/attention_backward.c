@@ -159,6 +159,18 @@ static size_t take(sa_backward_plan *plan, size_t bytes) {
     return at;
 }
 
+/* How many diagonals of the scores a task's keys cross. */
+static ptrdiff_t diagonals_of(const sa_attention_gradients *g, const sa_backward_plan *plan) {
+    return g->a->L + plan->range_keys - 1;
+}
+
+/* The sums of diagonals of a head that the task of a key range owns. */
+static char *task_diagonals(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t head,
+                            ptrdiff_t range) {
+    const ptrdiff_t number = (head / plan->group * plan->key_ranges + range) * plan->group + head % plan->group;
+    return (char *)g->diagonals + number * diagonals_of(g, plan) * (ptrdiff_t)sa_element_size(g->a->f64);
+}
+
 sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_threads, sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const sa_real_kernels *kernels = sa_kernels_for(a->f64);
@@ -183,6 +195,9 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     const size_t gathered = gathered_bytes(g, plan);
     plan->gathered_at = gathered > 0 ? take(plan, gathered) : 0;
     plan->mask_sums_at = take(plan, sums_mask_in_scratch(g, plan) ? SA_MASK_KEYS * sa_element_size(a->f64) : 0);
+    if (g->doffset_bias.m.data) {
+        plan->diagonal_count = plan->groups * plan->key_ranges * plan->group * diagonals_of(g, plan);
+    }
     const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32) * sa_open_fraction(a);
     const double tasks = g->dmask.m.data && plan->mask_has_pass ? HUGE_VAL : (double)plan->tasks;
     plan->threads = sa_threads_for(work, SA_WORK_PER_THREAD, tasks, max_threads);
@@ -277,7 +292,7 @@ void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_p
 }
 
 static bool wants_rows_or_keys(const sa_attention_gradients *g) {
-    return g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data;
+    return g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data || g->doffset_bias.m.data;
 }
 
 /* Blocks must end at the same rows in all groups that take turns,
@@ -320,6 +335,18 @@ static void work_on_keys(sa_backward_block *b, char *scratch) {
     }
 }
 
+/* Row i of a head adds key j to element j − i + L − 1, where j counts from the task's first key. */
+static void point_to_diagonals(const sa_backward_plan *plan, const range_state *at, sa_backward_block *b) {
+    const sa_attention *a = b->g->a;
+    const sa_rows *rows = b->b.rows;
+    b->first_diagonal = at->key;
+    for (int r = 0; r < rows->count; ++r) {
+        const ptrdiff_t head = (ptrdiff_t)rows->head[r] - a->first_head, before = a->L - 1 - rows->index[r];
+        b->grads->diagonals[r] = task_diagonals(b->g, plan, head, at->key / plan->range_keys) +
+                                 before * (ptrdiff_t)sa_element_size(a->f64);
+    }
+}
+
 /* first_key is the first of the stretch. fresh: no turn has added to these keys yet. */
 static void work_on_block(const sa_attention_gradients *g, const sa_backward_plan *plan, range_state *at,
                           ptrdiff_t from, ptrdiff_t until, ptrdiff_t first_key, bool fresh, char *scratch) {
@@ -329,6 +356,9 @@ static void work_on_block(const sa_attention_gradients *g, const sa_backward_pla
     describe_backward_block(g, plan->group, at->group, from, until - from, &rows, &grads, &b);
     b.with_mask &= !plan->mask_has_pass;
     b.mask_only = !wants_rows_or_keys(g);
+    if (g->doffset_bias.m.data) {
+        point_to_diagonals(plan, at, &b);
+    }
     keep_keys(&b.b, at->key, at->end);
     b.b.copied_from = sa_smaller(sa_larger(sa_tiles_from(g->a, first_key), at->key), b.b.begin);
     b.b.holds_copies = at->copied_from == b.b.copied_from;
@@ -489,6 +519,19 @@ void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_pl
         }
     }
 }
+/* ---- the gradient of offset_bias --------------------------------------------------------------------------------- */
+
+/* Adds up the sums of a head's tasks, in the order of their keys. */
+static void diagonals_of_head(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t head) {
+    const sa_attention *a = g->a;
+    const ptrdiff_t size = (ptrdiff_t)sa_element_size(a->f64), all = a->L + a->S - 1;
+    char *to = g->doffset_bias.m.data + head * all * size;
+    for (ptrdiff_t range = 0, key = 0; key < a->S; ++range, key += plan->range_keys) {
+        add_sums(a, to + key * size, task_diagonals(g, plan, head, range),
+                 sa_smaller(diagonals_of(g, plan), all - key));
+    }
+}
+
 /* ---- the run ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -507,6 +550,11 @@ typedef struct {
 static void delta_task(void *call, ptrdiff_t t) {
     const backward_thread *at = call;
     sa_backward_delta_task(at->run->g, at->run->plan, t, at->scratch);
+}
+
+static void diagonals_task(void *call, ptrdiff_t head) {
+    const backward_thread *at = call;
+    diagonals_of_head(at->run->g, at->run->plan, head);
 }
 
 static void mask_task(void *call, ptrdiff_t t) {
@@ -558,10 +606,18 @@ static void run_tasks(void *call, int thread, int team) {
     }
     /* Iterations are independent: a task owns its elements of the mask. */
     sa_take_tasks(team, run->mask.tasks, mask_task, &at);
+    if (run->g->doffset_bias.m.data) {
+        sa_wait_for_team(team);
+        /* Iterations are independent: a head's gradient is its own. */
+        sa_take_tasks(team, run->plan->groups * run->plan->group, diagonals_task, &at);
+    }
 }
 
 sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backward_plan *plan, void *scratch) {
     backward_run run = {g, plan, sa_plan_mask(g, plan), scratch, sa_backward_range_tasks(g, plan), 0};
+    if (plan->diagonal_count > 0) {
+        memset(g->diagonals, 0, (size_t)plan->diagonal_count * sa_element_size(g->a->f64));
+    }
     for (ptrdiff_t t = 0; t < run.tasks && plan->threads > 1; ++t) {
         *done_of(&run, t) = 0;
     }

@@ -10,9 +10,11 @@
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; a tile's scores and V fit in L1 */
 
-/* The state of a tile of scores: its mask leaves all pairs open, closes some, adds to scores, or closes all. Another
- * bit says that its keys have a bias. */
-enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_ADDS, SA_TILE_CLOSED, SA_TILE_KEYS_BIASED = 4 };
+/* The state of a tile of scores: its mask leaves all pairs open, closes some, adds to scores, or closes all. Other bits
+ * say that its keys have a bias, that a boolean mask beside a float one closes some pairs, and that the call has
+ * offset_bias. */
+enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_ADDS, SA_TILE_CLOSED };
+enum { SA_TILE_OF_MASK = 3, SA_TILE_KEYS_BIASED = 4, SA_TILE_GATED_TOO = 8, SA_TILE_OFFSET = 16 };
 
 /* The state of a tile copied as bfloat16: unknown, all numbers fit, or some do not. */
 enum { SA_CELL_UNKNOWN, SA_CELL_HOLDS, SA_CELL_BEYOND };
@@ -24,6 +26,7 @@ typedef struct {
     int gaps;     /* number of lists of runs that close keys between lo and hi */
     const char *query[SA_MAX_BLOCK_ROWS];
     const char *mask[SA_MAX_BLOCK_ROWS];
+    const char *gate[SA_MAX_BLOCK_ROWS], *offset_bias[SA_MAX_BLOCK_ROWS]; /* uninitialised if the call has none */
     char *out[SA_MAX_BLOCK_ROWS];
     char *lse[SA_MAX_BLOCK_ROWS];
     char *weights[SA_MAX_BLOCK_ROWS];
@@ -77,6 +80,7 @@ typedef struct {
     const char *grad_lse[SA_MAX_BLOCK_ROWS];
     char *dquery[SA_MAX_BLOCK_ROWS], *dmask[SA_MAX_BLOCK_ROWS], *delta[SA_MAX_BLOCK_ROWS];
     char *dslope[SA_MAX_BLOCK_ROWS], *dsink[SA_MAX_BLOCK_ROWS];
+    char *diagonals[SA_MAX_BLOCK_ROWS]; /* a row of the task's sums for offset_bias, from key first_diagonal on */
 } sa_row_gradients;
 
 #define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
@@ -88,6 +92,7 @@ typedef struct {
     ptrdiff_t first_key;                  /* the key of the first row of dkey and dvalue */
     ptrdiff_t dkey_stride, dvalue_stride; /* in elements */
     ptrdiff_t dmask_key;                  /* the key of the mask gradient's first column */
+    ptrdiff_t first_diagonal;             /* the key of the first column of the rows of `diagonals` */
     bool mask_only;                       /* adds to the mask's gradient alone */
     bool with_mask;
     bool (*cancelled)(const sa_attention *a); /* asked every SA_ELEMENTS_AT_ONCE elements of keys and values */

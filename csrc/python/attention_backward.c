@@ -4,7 +4,7 @@
 #include "python/run.h"
 
 /* The order of the results, and of the bits of `wrt`. */
-enum { D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, GRADIENTS };
+enum { D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, D_BIAS, D_OFFSET_BIAS, GRADIENTS };
 
 typedef struct {
     sa_call c;
@@ -168,11 +168,16 @@ static void fill_mask_gradient(const sa_call *c, sa_tensor *t, const npy_intp *s
     }
 }
 
-/* The mask's gradient has the mask's shape, with leading axes of 1. */
-static int make_mask(backward_call *b, bool wanted) {
+/* The gradient of a float mask, or of the bias, has its shape, with leading axes of 1. */
+static int make_mask(backward_call *b, long wrt) {
     const sa_call *c = &b->c;
-    if (wanted && (c->mask == NULL || c->a.mask.m.dtype == SA_BOOL)) {
+    const int which = c->has_bias ? D_BIAS : D_MASK;
+    const bool wanted = wrt & 1 << which;
+    if (wrt & 1 << D_MASK && (which != D_MASK || c->mask == NULL || c->a.mask.m.dtype == SA_BOOL)) {
         return sa_error(PyExc_ValueError, "wrt names attn_mask, which has a gradient only when it is a float mask");
+    }
+    if (wrt & 1 << D_BIAS && which != D_BIAS) {
+        return sa_error(PyExc_ValueError, "wrt names bias, which was not given");
     }
     if (c->mask == NULL || c->a.mask.m.dtype == SA_BOOL) {
         return 0;
@@ -184,10 +189,31 @@ static int make_mask(backward_call *b, bool wanted) {
         shape[i] = own >= 0 ? PyArray_DIM(c->mask, own) : 1;
     }
     fill_mask_gradient(c, &b->g.dmask, shape, ndim, c->a.S);
-    if (wanted && make_zeros(b, D_MASK, ndim, shape) == NULL) {
+    if (wanted && make_zeros(b, which, ndim, shape) == NULL) {
         return -1;
     }
-    b->g.dmask.m.data = wanted ? sa_data(b->gradients[D_MASK]) : NULL;
+    b->g.dmask.m.data = wanted ? sa_data(b->gradients[which]) : NULL;
+    return 0;
+}
+
+/* The gradient of offset_bias has all leading dims. */
+static int make_offset_bias(backward_call *b, bool wanted) {
+    const sa_call *c = &b->c;
+    const int n = c->a.n_lead;
+    npy_intp shape[NPY_MAXDIMS + 2];
+    if (!wanted) {
+        return 0;
+    }
+    if (c->given.offset_bias == NULL) {
+        return sa_error(PyExc_ValueError, "wrt names offset_bias, which was not given");
+    }
+    memcpy(shape, c->lead, (size_t)n * sizeof *shape);
+    shape[n] = c->a.L == 0 || c->a.S == 0 ? 0 : c->a.L + c->a.S - 1;
+    PyArrayObject *array = make_zeros(b, D_OFFSET_BIAS, n + 1, shape);
+    if (array == NULL) {
+        return -1;
+    }
+    sa_fill_tensor(&b->g.doffset_bias, array, c->computes, n, 1);
     return 0;
 }
 
@@ -218,7 +244,8 @@ static int make_mask_of(backward_call *b, ptrdiff_t s, bool wanted) {
     return wanted ? PyList_Append(b->gradients[D_MASK], Py_None) : 0;
 }
 
-static int make_packed_masks(backward_call *b, bool wanted) {
+static int make_packed_masks(backward_call *b, long wrt) {
+    const bool wanted = wrt & 1 << D_MASK;
     const ptrdiff_t n = b->c.v.sequences;
     if (b->c.masks == NULL) {
         return wanted ? sa_error(PyExc_ValueError, "wrt names attn_mask, which was not given") : 0;
@@ -245,7 +272,7 @@ static int make_gradients(backward_call *b, long wrt) {
     if (make(b, wrt, D_QUERY, c->lead, a->L, a->E, &b->g.dquery) < 0 ||
         make(b, wrt, D_KEY, keys, a->S, a->E, &b->g.dkey) < 0 ||
         make(b, wrt, D_VALUE, keys, a->S, a->Dv, &b->g.dvalue) < 0 ||
-        (c->packed ? make_packed_masks : make_mask)(b, wrt & 1 << D_MASK) < 0) {
+        (c->packed ? make_packed_masks : make_mask)(b, wrt) < 0 || make_offset_bias(b, wrt & 1 << D_OFFSET_BIAS) < 0) {
         return -1;
     }
     if (wrt & 1 << D_SLOPES && c->a.alibi.m.data == NULL) {
@@ -263,6 +290,7 @@ static int make_gradients(backward_call *b, long wrt) {
 static sa_status compute(void *call, char *scratch, char *delta) {
     backward_call *b = call;
     b->g.delta = delta;
+    b->g.diagonals = delta + (size_t)b->plan.delta_count * sa_itemsize(b->c.computes);
     return b->c.packed ? sa_varlen_backward(&b->vg, &b->packed_plan, scratch)
                        : sa_attention_backward(&b->g, &b->plan, scratch);
 }
@@ -281,7 +309,7 @@ static int run(backward_call *b, PyObject *module) {
         job.planned = sa_attention_plan_backward(&b->g, c->threads, &b->plan);
         job.threads = b->plan.threads;
         job.scratch_bytes = b->plan.scratch_bytes;
-        delta_count = job.planned == SA_OK ? (size_t)b->plan.delta_count : 0;
+        delta_count = job.planned == SA_OK ? (size_t)(b->plan.delta_count + b->plan.diagonal_count) : 0;
     }
     if (!sa_multiply(delta_count, sa_itemsize(c->computes), &job.shared_bytes)) {
         job.planned = SA_TOO_LARGE;
@@ -295,6 +323,7 @@ static PyObject *backward(PyObject *module, int function, PyObject *const *args,
     memset(&b.g, 0, sizeof b.g);
     memset(b.gradients, 0, sizeof b.gradients);
     b.g.a = &b.c.a;
+    b.plan = (sa_backward_plan){0};
     b.vg = (sa_varlen_gradients){.v = &b.c.v, .packed = &b.g};
     b.dmasks = NULL;
     if (sa_call_read(&b.c, module, function, args, nargs, kwnames) < 0) {

@@ -40,12 +40,12 @@ static void start(sa_call *c, int function) {
     c->packed = function >= SA_FN_PACKED;
     c->looks_at_mask = function == SA_FN_ATTENTION;
     c->want_stats = function != SA_FN_ATTENTION && function != SA_FN_CACHED && function != SA_FN_PACKED;
-    c->want_lse = c->want_weights = c->want_unrounded = c->enable_gqa = c->lower_right = false;
+    c->want_lse = c->want_weights = c->want_unrounded = c->enable_gqa = c->lower_right = c->has_bias = false;
     c->threads = sa_get_num_threads();
     sa_attention *a = &c->a;
     a->mask.m.data = a->key_bias.m.data = a->alibi.m.data = a->sinks.m.data = a->key_lengths.m.data =
         a->query_lengths.m.data = NULL;
-    a->lse.m.data = a->weights.m.data = a->stats.m.data = NULL;
+    a->gate.m.data = a->offset_bias.m.data = a->lse.m.data = a->weights.m.data = a->stats.m.data = NULL;
     a->softcap = a->dropout_p = 0;
     a->causal = false;
     a->diagonal = a->first_head = a->first_query = a->first_key = 0;
@@ -482,8 +482,23 @@ static int warn_of_mask(PyArrayObject *mask) {
     return done ? 0 : -1;
 }
 
+/* Fills t from array, which must broadcast to the scores. */
+static int fill_mask(sa_call *c, sa_tensor *t, PyArrayObject *array, sa_dtype dtype, const char *name) {
+    const sa_attention *a = &c->a;
+    const int ndim = PyArray_NDIM(array), core = ndim < 2 ? ndim : 2;
+    const npy_intp columns = ndim >= 1 ? PyArray_DIM(array, ndim - 1) : 1;
+    const npy_intp rows = ndim >= 2 ? PyArray_DIM(array, ndim - 2) : 1;
+    if ((columns != 1 && columns != a->S) || (rows != 1 && rows != a->L) || !sa_call_fits_lead(c, array, core)) {
+        return lead_error(c, name, array, true,
+                          ndim == 2 && rows == c->lead[0] && columns == a->S && a->n_lead == 2
+                              ? " (one row for each batch entry is mask[:, None, None, :])"
+                              : "");
+    }
+    sa_fill_tensor(t, array, dtype, a->n_lead, core);
+    return 0;
+}
+
 static int read_one_mask(sa_call *c, PyObject *value, const char *name) {
-    sa_attention *a = &c->a;
     sa_dtype dtype;
     if (PyBool_Check(value)) { /* a single bool would open or close all pairs */
         return sa_error(PyExc_TypeError, "%s must be an array, got %R (a causal mask is is_causal=True)", name, value);
@@ -499,17 +514,68 @@ static int read_one_mask(sa_call *c, PyObject *value, const char *name) {
             "mask.astype(bool) if 1 means attend, mask.astype(numpy.float32) if the numbers are to be added",
             name, sa_dtype_name(dtype));
     }
-    const int ndim = PyArray_NDIM(c->mask), core = ndim < 2 ? ndim : 2;
-    const npy_intp columns = ndim >= 1 ? PyArray_DIM(c->mask, ndim - 1) : 1;
-    const npy_intp rows = ndim >= 2 ? PyArray_DIM(c->mask, ndim - 2) : 1;
-    if ((columns != 1 && columns != a->S) || (rows != 1 && rows != a->L) || !sa_call_fits_lead(c, c->mask, core)) {
-        return lead_error(c, name, c->mask, true,
-                          ndim == 2 && rows == c->lead[0] && columns == a->S && a->n_lead == 2
-                              ? " (one row for each batch entry is mask[:, None, None, :])"
-                              : "");
+    if (fill_mask(c, &c->a.mask, c->mask, dtype, name) < 0) {
+        return -1;
     }
-    sa_fill_tensor(&a->mask, c->mask, dtype, a->n_lead, core);
     return c->looks_at_mask ? warn_of_mask(c->mask) : 0;
+}
+
+/* Returns a borrowed reference to floats that are added to scores; the call owns the array. */
+static PyArrayObject *take_bias(sa_call *c, PyObject *value, const char *name, sa_dtype *dtype) {
+    PyArrayObject *array = sa_as_array(value, name, SA_MASK, dtype);
+    if (array == NULL) {
+        return NULL;
+    }
+    sa_call_own(c, array, name);
+    if (*dtype == SA_BOOL || sa_is_integer(*dtype)) {
+        sa_error(PyExc_TypeError, "%s must be float (it is added to the scaled scores), got %s%s", name,
+                 sa_dtype_name(*dtype), *dtype == SA_BOOL ? "; a boolean mask is attn_mask" : "");
+        return NULL;
+    }
+    return array;
+}
+
+/* The bias takes the place of a float mask, so a boolean mask moves to the gate. */
+static int read_bias(void *call, PyObject *value, const char *name, void *to) {
+    sa_call *c = call;
+    sa_attention *a = &c->a;
+    sa_dtype dtype;
+    if (a->mask.m.data != NULL && a->mask.m.dtype != SA_BOOL) {
+        return sa_error(PyExc_ValueError,
+                        "attn_mask and %s are both float: give their sum as one of them, or a boolean attn_mask", name);
+    }
+    a->gate = a->mask;
+    c->has_bias = true;
+    c->mask = take_bias(c, value, name, &dtype);
+    return c->mask == NULL ? -1 : fill_mask(c, to, c->mask, dtype, name);
+}
+
+/* Row i of the scores gets elements L − 1 − i to L + S − 2 − i. */
+static int read_offset_bias(void *call, PyObject *value, const char *name, void *to) {
+    sa_call *c = call;
+    const sa_attention *a = &c->a;
+    sa_dtype dtype;
+    sa_tensor *t = to;
+    PyArrayObject *array = take_bias(c, value, name, &dtype);
+    if (array == NULL) {
+        return -1;
+    }
+    const bool empty = a->L == 0 || a->S == 0;
+    const int ndim = PyArray_NDIM(array);
+    const npy_intp length = empty ? 0 : a->L + a->S - 1;
+    if (ndim < 1 || PyArray_DIM(array, ndim - 1) != length || !sa_call_fits_lead(c, array, 1)) {
+        npy_intp dims[NPY_MAXDIMS + 2];
+        memcpy(dims, c->lead, (size_t)a->n_lead * sizeof *dims);
+        dims[a->n_lead] = length;
+        return sa_error(PyExc_ValueError, "%s must broadcast to (..., L + S - 1) = %s without enlarging it, got shape %s",
+                        name, sa_shape_text(a->n_lead + 1, dims), sa_shape_of(array));
+    }
+    if (!empty) {
+        sa_fill_tensor(t, array, dtype, a->n_lead, 1);
+        t->m.data += (a->L - 1) * t->m.col_stride;
+        t->m.row_stride = -t->m.col_stride;
+    }
+    return 0;
 }
 
 static int read_mask_of(sa_call *c, ptrdiff_t s, PyObject *value) {

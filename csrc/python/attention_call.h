@@ -30,6 +30,7 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
 #define SA_DENSE (1 << SA_FN_ATTENTION | SA_CACHED | 1 << SA_FN_FORWARD | SA_DENSE_BACKWARD)
 #define SA_PACKED (1 << SA_FN_PACKED | 1 << SA_FN_PACKED_FORWARD | 1 << SA_FN_PACKED_BACKWARD)
 #define SA_BOTH_HALVES (1 << SA_FN_FORWARD | SA_DENSE_BACKWARD)
+#define SA_BIASED (1 << SA_FN_ATTENTION | SA_BOTH_HALVES)
 #define SA_ALL (SA_DENSE | SA_PACKED)
 #define SA_FORWARD (1 << SA_FN_FORWARD | 1 << SA_FN_PACKED_FORWARD)
 #define SA_BACKWARD (SA_DENSE_BACKWARD | 1 << SA_FN_PACKED_BACKWARD)
@@ -60,6 +61,8 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
     P(return_weights, "=False", SA_DENSE, sa_read_flag, want_weights)                                                  \
     P(out, "=None", SA_ALL, NULL, given)                                                                               \
     P(num_threads, "=None", SA_ALL, sa_read_threads, threads)                                                          \
+    P(bias, "=None", SA_BIASED, read_bias, a.mask)                                                                     \
+    P(offset_bias, "=None", SA_BIASED, read_offset_bias, a.offset_bias)                                                \
     P(query_lengths, "", SA_CACHED, read_lengths, a.query_lengths)                                                     \
     P(place, "=None", SA_BOTH_HALVES, NULL, given)                                                                     \
     P(key_bias, "=None", SA_BOTH_HALVES, read_key_bias, a.key_bias)                                                    \
@@ -84,10 +87,12 @@ typedef struct {
     PyArrayObject *owned[SA_MAX_OWNED]; /* all arrays that the call reads */
     const char *owned_names[SA_MAX_OWNED];
     int owned_count;
-    PyArrayObject *query, *key, *value, *mask; /* borrowed; mask is the mask that was read last, or NULL */
+    PyArrayObject *query, *key, *value;        /* borrowed */
+    PyArrayObject *mask;                       /* borrowed: the mask or bias that was read last, or NULL */
     PyArrayObject *results[SA_RESULTS];        /* owned; NULL: not requested */
     sa_dtype result, computes;
     bool packed, enable_gqa, lower_right, want_lse, want_weights;
+    bool has_bias; /* mask is the bias */
     bool want_stats, want_unrounded; /* a vjp needs these */
     bool looks_at_mask;              /* warns of a mask that probably means something else; only in the plain call */
     int threads;

@@ -143,9 +143,14 @@ SA_ONCE void FN(start_block)(const sa_backward_block *b, FN(gradient_scratch) * 
 /* The weights P after dropout. */
 SA_INLINE real *FN(weights_of_values)(const FN(gradient_scratch) * s) { return s->kept ? s->kept : s->s.P; }
 
+/* True if the gradient of slopes or of offset_bias is wanted. */
+SA_INLINE bool FN(sums_dscores)(const sa_backward_block *b) {
+    return b->g->dslope_rows.m.data || b->g->doffset_bias.m.data;
+}
+
 /* True if a gradient other than dV is wanted. */
 SA_INLINE bool FN(wants_dscores)(const sa_backward_block *b) {
-    return b->g->dquery.m.data || b->dkey || b->with_mask || b->g->dslope_rows.m.data;
+    return b->g->dquery.m.data || b->dkey || b->with_mask || FN(sums_dscores)(b);
 }
 
 /* Replaces scores by 2^(s − m), closed ones by −inf. If all is finite,
@@ -338,7 +343,7 @@ SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_
     const FN(unit) *unit = s->s.unit;
     const bool keeps = b->with_mask;
     if ((keeps && !unit->replace_rows) || (masked && !s->delta_fits) || s->kept || b->mask_only ||
-        b->g->dslope_rows.m.data || s->s.gain) {
+        FN(sums_dscores)(b) || s->s.gain) {
         return 0;
     }
     const ptrdiff_t done = unit->gradients(b, &s->s, &s->gradients, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv,
@@ -461,6 +466,9 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
     }
     if (b->g->dslope_rows.m.data) {
         FN(pass_dslope)(s, n, nv);
+    }
+    if (b->g->doffset_bias.m.data) {
+        FN(add_diagonals)(b, s, first, n, nv);
     }
     if (s->s.gain) {
         FN(pass_gain)(s, n, nv);

@@ -171,7 +171,7 @@ SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, s
         SA_TAKE(value.rows, real, places * SA_KEYS_PER_TILE * value_width);
         SA_TAKE(value.filled, unsigned char, kept);
     }
-    if (a->mask.m.data) {
+    if (a->mask.m.data || a->offset_bias.m.data) {
         SA_TAKE(mask_rows, real, keys * W);
     }
     if (a->dropout_p > 0) {

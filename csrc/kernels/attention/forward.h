@@ -396,6 +396,11 @@ SA_INLINE void FN(take_sum)(FN(scratch) * s, int nv) {
     }
 }
 
+/* True if a mask or a bias may close pairs. */
+SA_INLINE bool FN(may_close)(const sa_block *b) {
+    return b->a->mask.m.data || b->key_bias || b->a->offset_bias.m.data;
+}
+
 /* Writes a partial result, or output, lse and weights. True if the block must be computed again, because its output is
  * not finite and some pair may be closed. */
 SA_INLINE bool FN(finish_block_here)(const sa_block *b, FN(scratch) * s, int nv, int decoded, bool masked) {
@@ -407,7 +412,7 @@ SA_INLINE bool FN(finish_block_here)(const sa_block *b, FN(scratch) * s, int nv,
         return false;
     }
     FN(end_rows)(b, s, nv);
-    if (!FN(write_output)(b, s, s->alpha, partial, nv, decoded) && (masked || b->a->mask.m.data || b->key_bias)) {
+    if (!FN(write_output)(b, s, s->alpha, partial, nv, decoded) && (masked || FN(may_close)(b))) {
         return true;
     }
     if (b->a->weights.m.data) {
@@ -644,7 +649,7 @@ SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t
         }
         FN(store_row)(rows->out[r], a->out.m.col_stride, a->out.m.dtype, s->row, Dv);
     }
-    if (!FN(is_finite)(check) && (rows->clipped || a->mask.m.data || b->key_bias)) {
+    if (!FN(is_finite)(check) && (rows->clipped || FN(may_close)(b))) {
         FN(run_careful)(b, s);
     } else if (a->weights.m.data) {
         FN(write_weights)(b, s, SA_VECS, SA_NOT_DECODED);

@@ -1,4 +1,5 @@
-/* The gradient of a float mask from a tile's dS, for backward.h. Rows or keys may have the same mask elements. */
+/* The gradients of a float mask and of offset_bias from a tile's dS, for backward.h. Rows or keys may have the same mask
+ * elements. */
 #include "kernels/kernels.h"
 
 /* Lane i becomes the sum over rows of dS of key j + i, and 0 from key n on.
@@ -77,6 +78,29 @@ SA_ONCE bool FN(rows_share_mask)(const sa_backward_block *b) {
     return same;
 }
 
+/* row_i[j] += dS_ij. Rows may overlap, as those of offset_bias do. */
+SA_ONCE void FN(add_to_rows)(const real *dS, char *const *row, int count, ptrdiff_t bytes, ptrdiff_t n, int nv) {
+    for (int v = 0; v < nv; ++v) {
+        for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
+            vec t[SA_LANES];
+            FN(load_transposed)(dS + (j * nv + v) * SA_LANES, nv * SA_LANES, n - j, SA_LANES, t);
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                if (v * SA_LANES + i < count) {
+                    real *to = (real *)(void *)(row[v * SA_LANES + i] + bytes) + j;
+                    FN(store_up_to)(to, FN(load_up_to)(to, n - j) + t[i], n - j);
+                }
+            }
+        }
+    }
+}
+
+SA_ONCE void FN(add_diagonals)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                               int nv) {
+    FN(add_to_rows)(s->dS, b->grads->diagonals, b->b.rows->count,
+                    (first - b->first_diagonal) * (ptrdiff_t)sizeof(real), n, nv);
+}
+
 /* dmask_ij += dS_ij. A row is contiguous, or one element (stride 0). */
 SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const ptrdiff_t stride = b->g->dmask.m.col_stride;
@@ -88,18 +112,5 @@ SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s,
         FN(add_dmask_of_keys)(b, s, n, nv);
         return;
     }
-    for (int v = 0; v < nv; ++v) {
-        for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
-            const ptrdiff_t at = (first - b->dmask_key + j) * stride;
-            vec t[SA_LANES];
-            FN(load_transposed)(s->dS + (j * nv + v) * SA_LANES, nv * SA_LANES, n - j, SA_LANES, t);
-            SA_UNROLL
-            for (int i = 0; i < SA_LANES; ++i) {
-                if (v * SA_LANES + i < b->b.rows->count) {
-                    real *to = (void *)(b->grads->dmask[v * SA_LANES + i] + at);
-                    FN(store_up_to)(to, FN(load_up_to)(to, n - j) + t[i], n - j);
-                }
-            }
-        }
-    }
+    FN(add_to_rows)(s->dS, b->grads->dmask, b->b.rows->count, (first - b->dmask_key) * stride, n, nv);
 }

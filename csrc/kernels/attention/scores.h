@@ -421,16 +421,28 @@ SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *
 
 /* ---- masks, bias, gaps and bounds of a tile ---------------------------------------------------------------------- */
 
-/* A tile's state: closed, or its mask's state, with the bit SA_TILE_KEYS_BIASED if the keys' bias is not 0. */
+/* A tile's state: closed, or its mask's state with other bits. */
 SA_INLINE int FN(inspect_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
-    const int of_keys = b->key_bias ? FN(inspect_bias)((const real *)b->key_bias + first, n) : SA_TILE_OPEN;
-    if (of_keys == SA_TILE_CLOSED || mask->data == NULL) {
-        return of_keys;
+    const sa_matrix *gate = &b->a->gate.m;
+    int others = b->key_bias ? FN(inspect_bias)((const real *)b->key_bias + first, n) : SA_TILE_OPEN;
+    if (others == SA_TILE_CLOSED) {
+        return others;
+    }
+    if (gate->data) {
+        const int of_gate = FN(inspect_mask)(rows->gate, rows->count, gate, first, n, s->row);
+        if (of_gate == SA_TILE_CLOSED) {
+            return of_gate;
+        }
+        others |= of_gate == SA_TILE_OPEN ? 0 : SA_TILE_GATED_TOO;
+    }
+    others |= b->a->offset_bias.m.data ? SA_TILE_OFFSET : 0;
+    if (mask->data == NULL) {
+        return others;
     }
     const int state = FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row);
-    return state == SA_TILE_CLOSED ? state : state | of_keys;
+    return state == SA_TILE_CLOSED ? state : state | others;
 }
 
 /* With `again`, all numbers but −inf become 0. */
@@ -441,32 +453,30 @@ SA_ONCE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptr
     }
 }
 
-/* True if the float mask may close a pair of the tile. */
-SA_ONCE bool FN(apply_float_mask)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
-                                  bool again) {
-    const sa_rows *rows = b->rows;
-    const sa_matrix *mask = &b->a->mask.m;
+/* Applies a float mask of these rows. True if it may close a pair of the tile. */
+SA_ONCE bool FN(apply_float_mask)(const sa_rows *rows, FN(scratch) * s, const char *const *mask_row,
+                                  const sa_matrix *mask, ptrdiff_t first, ptrdiff_t n, int nv, bool again) {
     const ptrdiff_t offset = first * mask->col_stride;
     bool shared = true;
     uintptr_t bits = 0;
     for (int r = 0; r < rows->count; ++r) {
-        shared &= rows->mask[r] == rows->mask[0];
-        bits |= (uintptr_t)rows->mask[r];
+        shared &= mask_row[r] == mask_row[0];
+        bits |= (uintptr_t)mask_row[r];
     }
     if (shared) {
-        FN(load_mask)(s->mask_rows, rows->mask[0] + offset, mask, n, again);
+        FN(load_mask)(s->mask_rows, mask_row[0] + offset, mask, n, again);
         return FN(pass_shared_mask)(s->P, n, nv, s->mask_rows);
     }
     if (!again && FN(is_direct)(mask) && bits % sizeof(real) == 0 && n % SA_LANES == 0 &&
         rows->count == nv * SA_LANES) {
-        return FN(pass_mask)(s->P, n, nv, rows->mask, offset);
+        return FN(pass_mask)(s->P, n, nv, mask_row, offset);
     }
     const size_t stride = FN(round_up)(n);
     const char *row_of[FN(backward_rows)];
     for (int r = 0; r < nv * SA_LANES; ++r) {
         real *row = s->mask_rows + (size_t)(r < rows->count ? r : 0) * stride;
         if (r < rows->count) {
-            FN(load_mask)(row, rows->mask[r] + offset, mask, n, again);
+            FN(load_mask)(row, mask_row[r] + offset, mask, n, again);
             for (size_t j = (size_t)n; j < stride; ++j) {
                 row[j] = 0;
             }
@@ -515,14 +525,29 @@ SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t fi
 SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
                                   int mask_state, bool again, bool *closes) {
     const sa_rows *rows = b->rows;
-    const int of_mask = mask_state & ~SA_TILE_KEYS_BIASED;
+    const sa_attention *a = b->a;
+    const int of_mask = mask_state & SA_TILE_OF_MASK;
     bool added = false;
     if (of_mask == SA_TILE_GATED) {
-        FN(pass_gates)(s->P, rows->mask, rows->count, &b->a->mask.m, first, n, nv);
+        FN(pass_gates)(s->P, rows->mask, rows->count, &a->mask.m, first, n, nv);
         *closes = true;
     } else if (of_mask != SA_TILE_OPEN) {
         added = true;
-        *closes |= FN(apply_float_mask)(b, s, first, n, nv, again);
+        *closes |= FN(apply_float_mask)(rows, s, rows->mask, &a->mask.m, first, n, nv, again);
+    }
+    if (mask_state & SA_TILE_OFFSET) {
+        const bool closed = *closes && !again;
+        added = true;
+        *closes |= FN(apply_float_mask)(rows, s, rows->offset_bias, &a->offset_bias.m, first, n, nv, again);
+        if (closed && of_mask == SA_TILE_ADDS) { /* closed pairs stay closed: −inf + inf is NaN */
+            FN(apply_float_mask)(rows, s, rows->mask, &a->mask.m, first, n, nv, SA_CLOSE_WEIGHTS);
+        } else if (closed) {
+            FN(pass_gates)(s->P, rows->mask, rows->count, &a->mask.m, first, n, nv);
+        }
+    }
+    if (mask_state & SA_TILE_GATED_TOO) {
+        FN(pass_gates)(s->P, rows->gate, rows->count, &a->gate.m, first, n, nv);
+        *closes = true;
     }
     if (mask_state & SA_TILE_KEYS_BIASED) {
         added = true;
