@@ -62,7 +62,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
         return SA_TOO_LARGE;
     }
     plan->group = plan->groups = plan->rows = plan->blocks = plan->tasks = 0; /* clearing the whole struct is slower */
-    plan->block_rows = kernels->block_rows;
+    plan->block_rows = a->pairs ? kernels->backward_rows : kernels->block_rows;
     plan->chunks = plan->threads = 1;
     plan->large = plan->far = false;
     plan->chunk_keys = a->S;
@@ -78,7 +78,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     plan->rows = plan->group * a->L;
     plan->blocks = plan->rows <= plan->block_rows ? 1 : sa_ceil_div(plan->rows, plan->block_rows);
     const ptrdiff_t whole = plan->groups * plan->blocks;
-    if (whole < SA_MANY_TASKS && a->S >= 2 * SA_LEAST_CHUNK && !a->by_rows) {
+    if (whole < SA_MANY_TASKS && a->S >= 2 * SA_LEAST_CHUNK && !a->by_rows && !a->pairs) {
         const ptrdiff_t enough = sa_smaller(a->S / SA_LEAST_CHUNK, sa_ceil_div(SA_ENOUGH_TASKS, whole));
         const ptrdiff_t many = sa_smaller(a->S / (2 * SA_LEAST_CHUNK), sa_ceil_div(SA_MANY_TASKS, whole));
         plan->chunk_keys = sa_ceil_div(sa_ceil_div(a->S, sa_larger(enough, many)), SA_KEYS_PER_TILE) * SA_KEYS_PER_TILE;
@@ -88,7 +88,8 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
         return SA_TOO_LARGE;
     }
     plan->tasks = (ptrdiff_t)tasks;
-    plan->scratch_bytes = sa_whole_lines(kernels->attention_scratch(a)) + SA_CACHE_LINE;
+    plan->scratch_bytes = sa_whole_lines(a->pairs ? kernels->jvp_scratch_bytes(a) : kernels->attention_scratch(a)) +
+                          SA_CACHE_LINE;
     if (plan->chunks > 1 && !sa_multiply(tasks, partial_bytes(a, plan) + sizeof(ptrdiff_t), &plan->partial_bytes)) {
         return SA_TOO_LARGE;
     }
@@ -188,6 +189,8 @@ typedef struct {
     const char *query, *mask, *gate, *offset_bias;
     char *out, *lse, *weights, *stats;
     double slope, sink;
+    const char *mask_tangent, *offset_bias_tangent; /* of a call of pairs, here and below */
+    double slope_tangent, sink_tangent;
     ptrdiff_t length, queries, diagonal; /* number of keys, and of queries that are not padding */
     ptrdiff_t block_mask[SA_MAX_BLOCK_MASKS];
 } head_arrays;
@@ -211,6 +214,12 @@ static void find_head(const sa_attention *a, ptrdiff_t head, head_arrays *h) {
     h->stats = sa_at_head(a, &a->stats, head);
     h->slope = number_of(a, &a->alibi, head);
     h->sink = number_of(a, &a->sinks, head);
+    if (a->pairs) {
+        h->mask_tangent = sa_at_head(a, &a->mask_tangent, head);
+        h->offset_bias_tangent = sa_at_head(a, &a->offset_bias_tangent, head);
+        h->slope_tangent = number_of(a, &a->alibi_tangent, head);
+        h->sink_tangent = number_of(a, &a->sink_tangent, head);
+    }
     h->length = count_of(a, &a->key_lengths, head, a->S);
     h->queries = count_of(a, &a->query_lengths, head, a->L);
     h->diagonal = a->query_lengths.m.data ? h->length - h->queries : a->diagonal;
@@ -241,6 +250,13 @@ static void describe_row(const sa_attention *a, const head_arrays *h, ptrdiff_t 
         rows->head[r] = (uint64_t)(a->first_head + head);
         rows->slope[r] = h->slope;
         rows->sink[r] = h->sink;
+    }
+    if (a->pairs) {
+        rows->mask_tangent[r] = h->mask_tangent ? h->mask_tangent + i * a->mask_tangent.m.row_stride : NULL;
+        rows->offset_bias_tangent[r] =
+            h->offset_bias_tangent ? h->offset_bias_tangent + i * a->offset_bias_tangent.m.row_stride : NULL;
+        rows->slope_tangent[r] = h->slope_tangent;
+        rows->sink_tangent[r] = h->sink_tangent;
     }
     rows->index[r] = i;
     rows->position[r] = i + h->diagonal;
@@ -430,7 +446,7 @@ void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptr
             b.partial_rows = partial_rows(plan);
             b.partial = partial + (size_t)t * partial_bytes(a, plan);
         }
-        kernels->attention_forward(&b, scratch);
+        (a->pairs ? kernels->attention_jvp : kernels->attention_forward)(&b, scratch);
         from = to;
     }
 }

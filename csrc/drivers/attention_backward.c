@@ -91,6 +91,8 @@ static void plan_mask_groups(const sa_attention_gradients *g, sa_backward_plan *
     plan->key_ranges = sa_smaller(plan->key_ranges, sa_ceil_div(plan->blocks, plan->grain_blocks));
 }
 
+static size_t mask_sums_bytes(const sa_attention *a) { return SA_MASK_KEYS * sa_element_size(a->f64); }
+
 /* True if rows share elements of the mask's gradient, which are then summed in scratch. */
 static bool sums_mask_in_scratch(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     return g->dmask.m.data && plan->mask_has_pass && g->dmask.m.row_stride == 0;
@@ -142,7 +144,7 @@ static bool is_spread(const sa_attention *a, const sa_matrix *m, ptrdiff_t width
 static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool lines = plan->range_blocks * plan->turns_at_once >= SA_LEAST_BLOCKS_TO_GATHER &&
-                       sa_kernels_for(a->f64)->adds_by_lines(a);
+                       !a->pairs && sa_kernels_for(a->f64)->adds_by_lines(a);
     if (!is_spread(a, &g->dkey.m, a->E, lines) && !is_spread(a, &g->dvalue.m, a->Dv, lines)) {
         return 0;
     }
@@ -162,6 +164,11 @@ static size_t take(sa_backward_plan *plan, size_t bytes) {
 /* How many diagonals of the scores a task's keys cross. */
 static ptrdiff_t diagonals_of(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     return g->a->L + plan->range_keys - 1;
+}
+
+/* How many sums the tasks of all key ranges own. */
+static ptrdiff_t diagonal_count(const sa_attention_gradients *g, const sa_backward_plan *plan) {
+    return plan->groups * plan->key_ranges * plan->group * diagonals_of(g, plan);
 }
 
 /* The sums of diagonals of a head that the task of a key range owns. */
@@ -190,13 +197,13 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     plan->blocks = sa_ceil_div(plan->rows, plan->block_rows);
     plan->key_ranges = count_ranges(plan->groups, sa_smaller(plan->rows, a->S));
     plan_rotation(g, plan);
-    plan->delta_count = (ptrdiff_t)rows;
-    take(plan, kernels->backward_scratch(g));
+    plan->delta_count = (ptrdiff_t)rows * (a->pairs ? 2 : 1);
+    take(plan, (a->pairs ? kernels->hvp_scratch_bytes : kernels->backward_scratch)(g));
     const size_t gathered = gathered_bytes(g, plan);
     plan->gathered_at = gathered > 0 ? take(plan, gathered) : 0;
-    plan->mask_sums_at = take(plan, sums_mask_in_scratch(g, plan) ? SA_MASK_KEYS * sa_element_size(a->f64) : 0);
+    plan->mask_sums_at = take(plan, sums_mask_in_scratch(g, plan) ? mask_sums_bytes(a) * (a->pairs ? 2 : 1) : 0);
     if (g->doffset_bias.m.data) {
-        plan->diagonal_count = plan->groups * plan->key_ranges * plan->group * diagonals_of(g, plan);
+        plan->diagonal_count = diagonal_count(g, plan) * (a->pairs ? 2 : 1);
     }
     const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32) * sa_open_fraction(a);
     const double tasks = g->dmask.m.data && plan->mask_has_pass ? HUGE_VAL : (double)plan->tasks;
@@ -241,7 +248,11 @@ static void describe_backward_block(const sa_attention_gradients *g, ptrdiff_t G
                                     ptrdiff_t most, sa_rows *rows, sa_row_gradients *grads, sa_backward_block *b) {
     const sa_attention *a = g->a;
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(a->f64);
-    *b = (sa_backward_block){.g = g, .grads = grads, .with_mask = g->dmask.m.data != NULL, .cancelled = sa_cancelled};
+    *b = (sa_backward_block){.g = g,
+                             .grads = grads,
+                             .with_mask = g->dmask.m.data != NULL,
+                             .dmask_tangent = g->dmask_tangent,
+                             .cancelled = sa_cancelled};
     sa_describe_block(a, G, group, from, most, rows, &b->b);
     b->dkey_stride = g->dkey.m.row_stride / size;
     b->dvalue_stride = g->dvalue.m.row_stride / size;
@@ -264,7 +275,7 @@ static void describe_backward_block(const sa_attention_gradients *g, ptrdiff_t G
             grads->dmask[r] = dmask ? dmask + i * g->dmask.m.row_stride : NULL;
             grads->dslope[r] = dslope ? dslope + i * g->dslope_rows.m.row_stride : NULL;
             grads->dsink[r] = dsink ? dsink + i * g->dsink_rows.m.row_stride : NULL;
-            grads->delta[r] = (char *)g->delta + (head * a->L + i) * size;
+            grads->delta[r] = (char *)g->delta + (head * a->L + i) * size * (a->pairs ? 2 : 1);
         }
     }
 }
@@ -288,7 +299,8 @@ void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_p
     }
     describe_backward_block(g, plan->group, t / plan->blocks, t % plan->blocks * plan->block_rows, plan->block_rows,
                             &rows, &grads, &b);
-    sa_kernels_for(g->a->f64)->attention_delta(&b, scratch);
+    const sa_real_kernels *kernels = sa_kernels_for(g->a->f64);
+    (g->a->pairs ? kernels->attention_hvp_delta : kernels->attention_delta)(&b, scratch);
 }
 
 static bool wants_rows_or_keys(const sa_attention_gradients *g) {
@@ -317,6 +329,11 @@ typedef struct {
     ptrdiff_t *done;
 } range_state;
 
+static void run_kernel(const sa_backward_block *b, char *scratch) {
+    const sa_real_kernels *kernels = sa_kernels_for(b->g->a->f64);
+    (b->g->a->pairs ? kernels->attention_hvp : kernels->attention_backward)(b, scratch);
+}
+
 /* Works on a block's keys in pieces, so that few rows with a million keys notice Ctrl-C. Kernels copy whole tiles from
  * copied_from on, so all pieces but the first begin with a tile; with gaps tiles begin anywhere. */
 static void work_on_keys(sa_backward_block *b, char *scratch) {
@@ -329,7 +346,7 @@ static void work_on_keys(sa_backward_block *b, char *scratch) {
         next = key + at_once - (key == b->b.begin ? into_tile : 0);
         keep_keys(&some.b, key, sa_smaller(next, end));
         if (some.b.begin < some.b.end) {
-            sa_kernels_for(a->f64)->attention_backward(&some, scratch);
+            run_kernel(&some, scratch);
             b->b.holds_copies = true;
         }
     }
@@ -340,6 +357,7 @@ static void point_to_diagonals(const sa_backward_plan *plan, const range_state *
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
     b->first_diagonal = at->key;
+    b->diagonal_tangent = diagonal_count(b->g, plan) * (ptrdiff_t)sa_element_size(a->f64);
     for (int r = 0; r < rows->count; ++r) {
         const ptrdiff_t head = (ptrdiff_t)rows->head[r] - a->first_head, before = a->L - 1 - rows->index[r];
         b->grads->diagonals[r] = task_diagonals(b->g, plan, head, at->key / plan->range_keys) +
@@ -487,9 +505,10 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
         sa_backward_block b;
         describe_backward_block(g, 1, head, row, plan->block_rows, &rows, &grads, &b);
         char *to = grads.dmask[0] + key * stride;
-        if (in_scratch && summed == 0) {
-            memset(sums, 0, (size_t)elements * sa_element_size(a->f64));
+        for (int which = 0; in_scratch && summed == 0 && which <= a->pairs; ++which) {
+            memset(sums + which * mask_sums_bytes(a), 0, (size_t)elements * sa_element_size(a->f64));
         }
+        b.dmask_tangent = in_scratch ? (ptrdiff_t)mask_sums_bytes(a) : g->dmask_tangent;
         for (int r = 0; r < rows.count && in_scratch; ++r) {
             grads.dmask[r] = sums;
         }
@@ -500,10 +519,13 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
         b.b.holds_copies = held;
         if (b.b.begin < b.b.end) {
             held = true;
-            sa_kernels_for(a->f64)->attention_backward(&b, scratch);
+            run_kernel(&b, scratch);
         }
         if (in_scratch && (++summed == SA_BLOCKS_IN_A_SUM || row + plan->block_rows >= a->L)) {
             add_sums(a, to, sums, elements);
+            if (a->pairs) {
+                add_sums(a, to + g->dmask_tangent, sums + mask_sums_bytes(a), elements);
+            }
             summed = 0;
         }
     }
@@ -524,11 +546,15 @@ void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_pl
 /* Adds up the sums of a head's tasks, in the order of their keys. */
 static void diagonals_of_head(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t head) {
     const sa_attention *a = g->a;
-    const ptrdiff_t size = (ptrdiff_t)sa_element_size(a->f64), all = a->L + a->S - 1;
-    char *to = g->doffset_bias.m.data + head * all * size;
-    for (ptrdiff_t range = 0, key = 0; key < a->S; ++range, key += plan->range_keys) {
-        add_sums(a, to + key * size, task_diagonals(g, plan, head, range),
-                 sa_smaller(diagonals_of(g, plan), all - key));
+    const ptrdiff_t size = (ptrdiff_t)sa_element_size(a->f64), all = a->L + a->S - 1,
+                    heads = plan->groups * plan->group;
+    for (ptrdiff_t which = 0; which < (a->pairs ? 2 : 1); ++which) {
+        char *to = g->doffset_bias.m.data + (which * heads + head) * all * size;
+        for (ptrdiff_t range = 0, key = 0; key < a->S; ++range, key += plan->range_keys) {
+            add_sums(a, to + key * size,
+                     task_diagonals(g, plan, head, range) + which * diagonal_count(g, plan) * size,
+                     sa_smaller(diagonals_of(g, plan), all - key));
+        }
     }
 }
 

@@ -10,6 +10,8 @@
 #include "kernels/attention/forward.h"
 #include "kernels/decode/decode.h"
 #include "kernels/attention/backward.h"
+#include "kernels/attention/jvp.h"
+#include "kernels/attention/hvp.h"
 SA_ATTENTION_KERNELS(SA_ISA, NULL) /* there is no unit but multiply-adds */
 #include "kernels/rowops/forward.h"
 #include "kernels/rowops/backward.h"

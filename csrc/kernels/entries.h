@@ -17,6 +17,11 @@
     X(matmul_scratch, __VA_ARGS__) X(matmul_nt, __VA_ARGS__) X(matmul_nn, __VA_ARGS__) X(matmul_tn, __VA_ARGS__)
 #define SA_OTHER_ENTRIES(X, ...)                                                                                       \
     X(attention_partial, __VA_ARGS__)                                                                                  \
+    X(jvp_scratch_bytes, __VA_ARGS__)                                                                                  \
+    X(attention_jvp, __VA_ARGS__)                                                                                      \
+    X(hvp_scratch_bytes, __VA_ARGS__)                                                                                  \
+    X(attention_hvp_delta, __VA_ARGS__)                                                                                \
+    X(attention_hvp, __VA_ARGS__)                                                                                      \
     X(softmax_columns, __VA_ARGS__)                                                                                    \
     X(softmax_columns_backward, __VA_ARGS__)                                                                           \
     X(parameter_gradients, __VA_ARGS__)                                                                                \

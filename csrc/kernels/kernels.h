@@ -37,6 +37,9 @@ typedef struct {
     ptrdiff_t index[SA_MAX_BLOCK_ROWS];
     uint64_t head[SA_MAX_BLOCK_ROWS]; /* flattened head number, for dropout */
     double slope[SA_MAX_BLOCK_ROWS], sink[SA_MAX_BLOCK_ROWS];
+    /* Tangents, of a call of pairs. */
+    const char *mask_tangent[SA_MAX_BLOCK_ROWS], *offset_bias_tangent[SA_MAX_BLOCK_ROWS];
+    double slope_tangent[SA_MAX_BLOCK_ROWS], sink_tangent[SA_MAX_BLOCK_ROWS];
     /* Each row has `gaps` lists, runs … runs_end − 1. A key from lo … hi − 1 is open if all lists have it. */
     const sa_run *runs[SA_MAX_BLOCK_MASKS][SA_MAX_BLOCK_ROWS], *runs_end[SA_MAX_BLOCK_MASKS][SA_MAX_BLOCK_ROWS];
 } sa_rows;
@@ -93,6 +96,8 @@ typedef struct {
     ptrdiff_t dkey_stride, dvalue_stride; /* in elements */
     ptrdiff_t dmask_key;                  /* the key of the mask gradient's first column */
     ptrdiff_t first_diagonal;             /* the key of the first column of the rows of `diagonals` */
+    /* Bytes from a gradient to its tangent, in a call of pairs. */
+    ptrdiff_t dmask_tangent, diagonal_tangent;
     bool mask_only;                       /* adds to the mask's gradient alone */
     bool with_mask;
     bool (*cancelled)(const sa_attention *a); /* asked every SA_ELEMENTS_AT_ONCE elements of keys and values */
@@ -305,6 +310,12 @@ typedef struct {
     bool (*adds_by_lines)(const sa_attention *a); /* true if whole cache lines are added to dK and dV */
     void (*attention_delta)(const sa_backward_block *b, void *scratch);
     void (*attention_backward)(const sa_backward_block *b, void *scratch);
+    /* The same for pairs. */
+    size_t (*jvp_scratch_bytes)(const sa_attention *a);
+    void (*attention_jvp)(const sa_block *b, void *scratch);
+    size_t (*hvp_scratch_bytes)(const sa_attention_gradients *g);
+    void (*attention_hvp_delta)(const sa_backward_block *b, void *scratch);
+    void (*attention_hvp)(const sa_backward_block *b, void *scratch);
     void (*rows[SA_ROW_KINDS])(const sa_row_task *b, void *scratch);
     void (*softmax_columns)(const sa_row_task *b, void *scratch);
     void (*softmax_columns_backward)(const sa_row_task *b, void *scratch);

@@ -93,6 +93,15 @@ static int make_out(sa_call *c) {
     return 0;
 }
 
+/* Fills t with (B…, L), seen as (…, L, 1), or of pairs with (B…, L, 2). */
+static void fill_lse(const sa_call *c, sa_tensor *t, PyArrayObject *lse) {
+    if (c->a.pairs) {
+        sa_fill_tensor(t, lse, c->computes, c->a.n_lead, 2);
+    } else {
+        sa_call_fill_rows(c, t, lse, c->computes);
+    }
+}
+
 static int make_outputs(sa_call *c) {
     sa_attention *a = &c->a;
     npy_intp shape[NPY_MAXDIMS + 2];
@@ -100,14 +109,16 @@ static int make_outputs(sa_call *c) {
         return -1;
     }
     if (c->want_lse) {
-        PyArrayObject *lse = make(c, SA_LSE, sa_call_row_shape(c, 0, shape), shape, c->computes, false);
+        PyArrayObject *lse =
+            make(c, SA_LSE, sa_call_row_shape(c, a->pairs ? 2 : 0, shape), shape, c->computes, false);
         if (lse == NULL) {
             return -1;
         }
-        sa_call_fill_rows(c, &a->lse, lse, c->computes);
+        fill_lse(c, &a->lse, lse);
     }
     if (c->want_stats) {
-        PyArrayObject *stats = make(c, SA_STATISTICS, sa_call_row_shape(c, 2, shape), shape, c->computes, true);
+        const int columns = a->pairs ? 4 : 2;
+        PyArrayObject *stats = make(c, SA_STATISTICS, sa_call_row_shape(c, columns, shape), shape, c->computes, true);
         if (stats == NULL) {
             return -1;
         }
@@ -192,6 +203,7 @@ static PyObject *forward(PyObject *module, int function, PyObject *const *args, 
 SA_FUNCTION(attention, forward, SA_FN_ATTENTION)
 SA_FUNCTION(cached, forward, SA_FN_CACHED)
 SA_FUNCTION(forward_half, forward, SA_FN_FORWARD)
+SA_FUNCTION(jvp, forward, SA_FN_JVP)
 SA_FUNCTION(packed, forward, SA_FN_PACKED)
 SA_FUNCTION(packed_forward_half, forward, SA_FN_PACKED_FORWARD)
 
@@ -214,6 +226,7 @@ PyMethodDef sa_attention_methods[] = {
     {"_attention_parameters", parameters, METH_NOARGS, "The parameters of attention, for Python's signatures."},
     SA_METHOD("_cached_attention", cached, NULL),
     SA_METHOD("_attention_forward", forward_half, NULL),
+    SA_METHOD("_attention_jvp", jvp, NULL),
     SA_METHOD("_varlen_attention", packed, NULL),
     SA_METHOD("_varlen_forward", packed_forward_half, NULL),
     {NULL, NULL, 0, NULL},

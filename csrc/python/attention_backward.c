@@ -58,7 +58,7 @@ static PyArrayObject *read_gradient(sa_call *c, PyObject *value, const char *nam
 
 static int read_statistics(sa_call *c) {
     npy_intp shape[NPY_MAXDIMS + 2];
-    const int ndim = sa_call_row_shape(c, 2, shape);
+    const int ndim = sa_call_row_shape(c, c->a.pairs ? 4 : 2, shape);
     sa_dtype dtype;
     PyArrayObject *statistics = read_floats(c, c->given.statistics, "statistics", ndim, shape, &dtype);
     if (statistics == NULL) {
@@ -98,11 +98,15 @@ static int read_results(backward_call *b, const char *function) {
     }
     sa_call_fill(c, &b->g.grad_out, array, dtype);
     if (c->given.grad_lse != NULL) {
-        ndim = sa_call_row_shape(c, 0, shape);
+        ndim = sa_call_row_shape(c, c->a.pairs ? 2 : 0, shape);
         if ((array = read_gradient(c, c->given.grad_lse, "grad_lse", "lse", SA_F32, ndim, shape, &dtype)) == NULL) {
             return -1;
         }
-        sa_call_fill_rows(c, &b->g.grad_lse, array, dtype);
+        if (c->a.pairs) {
+            sa_fill_tensor(&b->g.grad_lse, array, dtype, c->a.n_lead, 2);
+        } else {
+            sa_call_fill_rows(c, &b->g.grad_lse, array, dtype);
+        }
     }
     return read_statistics(c);
 }
@@ -168,6 +172,17 @@ static void fill_mask_gradient(const sa_call *c, sa_tensor *t, const npy_intp *s
     }
 }
 
+/* Makes the gradient of an array that is no pair; of pairs it has a first axis of 2, with the gradient and its tangent.
+ * Returns a borrowed reference. */
+static PyArrayObject *make_whole(backward_call *b, int which, int ndim, npy_intp *shape) {
+    if (!b->c.a.pairs) {
+        return make_zeros(b, which, ndim, shape);
+    }
+    memmove(shape + 1, shape, (size_t)ndim * sizeof *shape);
+    shape[0] = 2;
+    return make_zeros(b, which, ndim + 1, shape);
+}
+
 /* The gradient of a float mask, or of the bias, has its shape, with leading axes of 1. */
 static int make_mask(backward_call *b, long wrt) {
     const sa_call *c = &b->c;
@@ -183,16 +198,18 @@ static int make_mask(backward_call *b, long wrt) {
         return 0;
     }
     const int ndim = c->a.n_lead + 2;
-    npy_intp shape[NPY_MAXDIMS + 2] = {0};
+    npy_intp shape[NPY_MAXDIMS + 3] = {0};
     for (int i = 0; i < ndim; ++i) {
         const int own = i - ndim + PyArray_NDIM(c->mask);
         shape[i] = own >= 0 ? PyArray_DIM(c->mask, own) : 1;
     }
     fill_mask_gradient(c, &b->g.dmask, shape, ndim, c->a.S);
-    if (wanted && make_zeros(b, which, ndim, shape) == NULL) {
-        return -1;
+    PyArrayObject *array = wanted ? make_whole(b, which, ndim, shape) : NULL;
+    if (array == NULL) {
+        return wanted ? -1 : 0;
     }
-    b->g.dmask.m.data = wanted ? sa_data(b->gradients[which]) : NULL;
+    b->g.dmask.m.data = PyArray_BYTES(array);
+    b->g.dmask_tangent = PyArray_NBYTES(array) / 2;
     return 0;
 }
 
@@ -200,7 +217,7 @@ static int make_mask(backward_call *b, long wrt) {
 static int make_offset_bias(backward_call *b, bool wanted) {
     const sa_call *c = &b->c;
     const int n = c->a.n_lead;
-    npy_intp shape[NPY_MAXDIMS + 2];
+    npy_intp shape[NPY_MAXDIMS + 3];
     if (!wanted) {
         return 0;
     }
@@ -209,11 +226,11 @@ static int make_offset_bias(backward_call *b, bool wanted) {
     }
     memcpy(shape, c->lead, (size_t)n * sizeof *shape);
     shape[n] = c->a.L == 0 || c->a.S == 0 ? 0 : c->a.L + c->a.S - 1;
-    PyArrayObject *array = make_zeros(b, D_OFFSET_BIAS, n + 1, shape);
+    PyArrayObject *array = make_whole(b, D_OFFSET_BIAS, n + 1, shape);
     if (array == NULL) {
         return -1;
     }
-    sa_fill_tensor(&b->g.doffset_bias, array, c->computes, n, 1);
+    b->g.doffset_bias.m = (sa_matrix){.data = PyArray_BYTES(array), .dtype = c->computes};
     return 0;
 }
 
@@ -281,8 +298,8 @@ static int make_gradients(backward_call *b, long wrt) {
     if (wrt & 1 << D_SINKS && c->a.sinks.m.data == NULL) {
         return sa_error(PyExc_ValueError, "wrt names sinks, which were not given");
     }
-    const int status = make(b, wrt, D_SLOPES, c->lead, a->L, 3, &b->g.dslope_rows);
-    return status < 0 ? -1 : make(b, wrt, D_SINKS, c->lead, a->L, 1, &b->g.dsink_rows);
+    const int status = make(b, wrt, D_SLOPES, c->lead, a->L, a->pairs ? 2 : 3, &b->g.dslope_rows);
+    return status < 0 ? -1 : make(b, wrt, D_SINKS, c->lead, a->L, a->pairs ? 2 : 1, &b->g.dsink_rows);
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
@@ -347,10 +364,12 @@ done:
 }
 
 SA_FUNCTION(backward_half, backward, SA_FN_BACKWARD)
+SA_FUNCTION(hvp, backward, SA_FN_HVP)
 SA_FUNCTION(packed_backward_half, backward, SA_FN_PACKED_BACKWARD)
 
 PyMethodDef sa_attention_backward_methods[] = {
     SA_METHOD("_attention_backward", backward_half, NULL),
+    SA_METHOD("_attention_hvp", hvp, NULL),
     SA_METHOD("_varlen_backward", packed_backward_half, NULL),
     {NULL, NULL, 0, NULL},
 };

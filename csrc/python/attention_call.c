@@ -45,6 +45,12 @@ static void start(sa_call *c, int function) {
     sa_attention *a = &c->a;
     a->mask.m.data = a->key_bias.m.data = a->alibi.m.data = a->sinks.m.data = a->key_lengths.m.data =
         a->query_lengths.m.data = NULL;
+    a->pairs = function == SA_FN_JVP || function == SA_FN_HVP;
+    if (a->pairs) {
+        a->mask_tangent.m.data = a->offset_bias_tangent.m.data = a->alibi_tangent.m.data = a->sink_tangent.m.data =
+            NULL;
+        c->want_lse = function == SA_FN_JVP;
+    }
     a->gate.m.data = a->offset_bias.m.data = a->lse.m.data = a->weights.m.data = a->stats.m.data = NULL;
     a->softcap = a->dropout_p = 0;
     a->causal = false;
@@ -550,6 +556,16 @@ static int read_bias(void *call, PyObject *value, const char *name, void *to) {
     return c->mask == NULL ? -1 : fill_mask(c, to, c->mask, dtype, name);
 }
 
+static int read_mask_tangent(void *call, PyObject *value, const char *name, void *to) {
+    sa_call *c = call;
+    sa_dtype dtype;
+    PyArrayObject *array = take_bias(c, value, name, &dtype);
+    if (array != NULL && (c->mask == NULL || c->a.mask.m.dtype == SA_BOOL)) {
+        return sa_error(PyExc_ValueError, "%s was given without a float attn_mask or a bias", name);
+    }
+    return array == NULL ? -1 : fill_mask(c, to, array, dtype, name);
+}
+
 /* Row i of the scores gets elements L − 1 − i to L + S − 2 − i. */
 static int read_offset_bias(void *call, PyObject *value, const char *name, void *to) {
     sa_call *c = call;
@@ -744,13 +760,15 @@ const sa_family sa_attention_family = {parameters,
                                         [SA_FN_CACHED] = {"_cached_attention", 3},
                                         [SA_FN_FORWARD] = {"_attention_forward", 6},
                                         [SA_FN_BACKWARD] = {"_attention_backward", 6},
+                                        [SA_FN_JVP] = {"_attention_jvp", 6},
+                                        [SA_FN_HVP] = {"_attention_hvp", 6},
                                         [SA_FN_PACKED] = {"varlen_attention", 3},
                                         [SA_FN_PACKED_FORWARD] = {"varlen_attention", 3},
                                         [SA_FN_PACKED_BACKWARD] = {"_varlen_backward", 3}}};
 
 int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs,
                  PyObject *kwnames) {
-    uint32_t given;
+    sa_parameter_set given;
     start(c, function);
     const sa_family_state *family = &sa_state_of(module)->attention;
     if (sa_sort_arguments(family, function, args, nargs, kwnames, c->values, &given) < 0 ||
@@ -761,6 +779,10 @@ int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *ar
         return -1;
     }
     c->want_unrounded = c->given.unrounded == Py_True;
-    c->a.scale = c->a.E > 0 ? 1 / sqrt((double)c->a.E) : 1;
+    if (c->a.pairs && (c->a.E % 2 != 0 || c->a.Dv % 2 != 0)) {
+        return sa_error(PyExc_ValueError, "query, key and value must be pairs: numbers and then their tangents");
+    }
+    const double width = (double)(c->a.pairs ? c->a.E / 2 : c->a.E);
+    c->a.scale = width > 0 ? 1 / sqrt(width) : 1;
     return sa_read_arguments(family, c, c->values, given);
 }

@@ -79,7 +79,7 @@ int sa_family_start(sa_family_state *state, const sa_family *family) {
         if ((state->names[i] = PyUnicode_InternFromString(parameter->name)) == NULL) {
             return -1;
         }
-        const uint32_t bit = (uint32_t)1 << i;
+        const sa_parameter_set bit = (sa_parameter_set)1 << i;
         state->count = i + 1;
         state->optional |= strcmp(parameter->otherwise, "=None") == 0 ? bit : 0;
         state->readable |= parameter->read != NULL ? bit : 0;
@@ -99,7 +99,7 @@ void sa_family_clear(sa_family_state *state) {
 }
 
 /* Returns −1 if there is none. Compares identity first, as names in source code are interned. */
-static int find_name(const sa_family_state *state, uint32_t takes, PyObject *keyword) {
+static int find_name(const sa_family_state *state, sa_parameter_set takes, PyObject *keyword) {
     for (int i = 0; i < state->count; ++i) {
         if (state->names[i] == keyword && takes >> i & 1) {
             return i;
@@ -120,7 +120,7 @@ static const char *const SYNONYMS[][2] = {
     {"sm_scale", "scale"}, {"window_size", "window"},       {"logits_soft_cap", "softcap"}};
 
 /* Always returns −1. The message names the parameter that is probably meant, if the function has it. */
-static int refuse_name(const sa_family_state *state, uint32_t takes, const char *function, PyObject *keyword) {
+static int refuse_name(const sa_family_state *state, sa_parameter_set takes, const char *function, PyObject *keyword) {
     for (size_t n = 0; n < sizeof SYNONYMS / sizeof *SYNONYMS; ++n) {
         for (int i = 0; i < state->count; ++i) {
             if (takes >> i & 1 && PyUnicode_CompareWithASCIIString(keyword, SYNONYMS[n][0]) == 0 &&
@@ -134,7 +134,7 @@ static int refuse_name(const sa_family_state *state, uint32_t takes, const char 
 }
 
 int sa_sort_arguments(const sa_family_state *state, int function, PyObject *const *args, Py_ssize_t nargs,
-                      PyObject *kwnames, PyObject **values, uint32_t *given) {
+                      PyObject *kwnames, PyObject **values, sa_parameter_set *given) {
     const char *const name = state->family->functions[function].name;
     const int positional = state->family->functions[function].positional;
     if (sa_check_stack(SA_STACK_OF_CALL) < 0) {
@@ -144,11 +144,11 @@ int sa_sort_arguments(const sa_family_state *state, int function, PyObject *cons
         return sa_error(PyExc_TypeError, "%s() takes at most %d positional arguments (%zd given)", name, positional,
                         nargs);
     }
-    const uint32_t takes = state->takes[function];
-    uint32_t found = 0, left = takes;
+    const sa_parameter_set takes = state->takes[function];
+    sa_parameter_set found = 0, left = takes;
     memset(values, 0, (size_t)state->count * sizeof *values);
     for (Py_ssize_t n = 0; n < nargs; ++n, left &= left - 1) {
-        values[__builtin_ctz(left)] = args[n];
+        values[__builtin_ctzll(left)] = args[n];
     }
     found = takes & ~left;
     const Py_ssize_t keywords = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
@@ -162,27 +162,27 @@ int sa_sort_arguments(const sa_family_state *state, int function, PyObject *cons
             return sa_error(PyExc_TypeError, "%s() got multiple values for argument '%U'", name, keyword);
         }
         values[i] = args[nargs + k];
-        found |= (uint32_t)1 << i;
+        found |= (sa_parameter_set)1 << i;
     }
-    const uint32_t missing = state->needs[function] & ~found;
+    const sa_parameter_set missing = state->needs[function] & ~found;
     if (missing != 0) {
         return sa_error(PyExc_TypeError, "%s() missing required argument: '%U'", name,
-                        state->names[__builtin_ctz(missing)]);
+                        state->names[__builtin_ctzll(missing)]);
     }
     for (left = found & state->optional; left != 0; left &= left - 1) {
-        const int i = __builtin_ctz(left);
+        const int i = __builtin_ctzll(left);
         if (values[i] == Py_None) {
             values[i] = NULL;
-            found &= ~((uint32_t)1 << i);
+            found &= ~((sa_parameter_set)1 << i);
         }
     }
     *given = found;
     return 0;
 }
 
-int sa_read_arguments(const sa_family_state *state, void *call, PyObject *const *values, uint32_t given) {
-    for (uint32_t left = given & state->readable; left != 0; left &= left - 1) {
-        const int i = __builtin_ctz(left);
+int sa_read_arguments(const sa_family_state *state, void *call, PyObject *const *values, sa_parameter_set given) {
+    for (sa_parameter_set left = given & state->readable; left != 0; left &= left - 1) {
+        const int i = __builtin_ctzll(left);
         const sa_parameter *parameter = &state->family->parameters[i];
         if (parameter->read(call, values[i], parameter->name, (char *)call + parameter->to) < 0) {
             return -1;

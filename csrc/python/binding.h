@@ -54,7 +54,8 @@ PyAPI_FUNC(void) PyMem_RawFree(void *ptr);
 
 #include "selfattn.h"
 
-#define SA_MAX_PARAMETERS 32
+#define SA_MAX_PARAMETERS 40
+typedef uint64_t sa_parameter_set; /* bit n: parameter n */
 #define SA_MAX_FUNCTIONS 16
 
 /* A parameter of a family of functions. */
@@ -80,9 +81,9 @@ typedef struct {
     const sa_family *family;
     int count;
     PyObject *names[SA_MAX_PARAMETERS];
-    uint32_t optional; /* bits of parameters whose default is None */
-    uint32_t readable; /* bits of parameters that have a reader */
-    uint32_t takes[SA_MAX_FUNCTIONS], needs[SA_MAX_FUNCTIONS];
+    sa_parameter_set optional; /* bits of parameters whose default is None */
+    sa_parameter_set readable; /* bits of parameters that have a reader */
+    sa_parameter_set takes[SA_MAX_FUNCTIONS], needs[SA_MAX_FUNCTIONS];
 } sa_family_state;
 
 /* Classes of named tuples that are read by the names of their fields (record.h). */
@@ -162,10 +163,10 @@ void sa_family_clear(sa_family_state *state);
 /* Sorts arguments into values[], borrowed. values[i] is NULL if parameter i was not given, or is None and None is its
  * default; for every other one bit i of *given is set. */
 int sa_sort_arguments(const sa_family_state *state, int function, PyObject *const *args, Py_ssize_t nargs,
-                      PyObject *kwnames, PyObject **values, uint32_t *given);
+                      PyObject *kwnames, PyObject **values, sa_parameter_set *given);
 
 /* Reads values in the table's order. */
-int sa_read_arguments(const sa_family_state *state, void *call, PyObject *const *values, uint32_t given);
+int sa_read_arguments(const sa_family_state *state, void *call, PyObject *const *values, sa_parameter_set given);
 
 /* ---- numbers: exceptions that objects raise are passed on -------------------------------------------------------- */
 

@@ -319,7 +319,7 @@ static int run(row_call *k, PyObject *module) {
 /* Returns the output, or a norm's (dx, dweight, dbias), with None for parameters that were not given. */
 static PyObject *row_function(PyObject *module, int kind, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
-    uint32_t given;
+    sa_parameter_set given;
     row_call k;
     start(&k, kind);
     const sa_family_state *family = &sa_state_of(module)->rows;

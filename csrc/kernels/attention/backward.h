@@ -352,7 +352,7 @@ SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_
         sa_fetch_rest(&s->s.ahead);
     }
     if (keeps && done == n) {
-        FN(add_dmask)(b, s, first, n, nv);
+        FN(add_dmask)(b, s->dS, first, n, nv, 0);
     } else if (keeps) { /* dS does not hold dP any more */
         unit->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
     }
@@ -459,7 +459,7 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
     }
     const bool careful = FN(dscores_tile)(b, s, first, n, nv, masked, dscores && !has_dp);
     if (b->with_mask) {
-        FN(add_dmask)(b, s, first, n, nv);
+        FN(add_dmask)(b, s->dS, first, n, nv, 0);
     }
     if (b->mask_only) {
         return;
@@ -468,7 +468,7 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
         FN(pass_dslope)(s, n, nv);
     }
     if (b->g->doffset_bias.m.data) {
-        FN(add_diagonals)(b, s, first, n, nv);
+        FN(add_diagonals)(b, s->dS, first, n, nv, 0);
     }
     if (s->s.gain) {
         FN(pass_gain)(s, n, nv);
@@ -477,13 +477,13 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
 }
 
 /* dQ += scale·dqT. */
-SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const FN(gradient_scratch) * s, int nv) {
+SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const real *dqT, int nv) {
     const ptrdiff_t E = b->g->a->E;
     const vec scale = V(set1)((real)b->g->a->scale);
     for (int v = 0; v < nv; ++v) {
         for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
             vec t[SA_LANES];
-            FN(load_transposed)(s->dqT + (e * nv + v) * SA_LANES, nv * SA_LANES, E - e, SA_LANES, t);
+            FN(load_transposed)(dqT + (e * nv + v) * SA_LANES, nv * SA_LANES, E - e, SA_LANES, t);
             for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
                 real *to = (real *)(void *)b->grads->dquery[v * SA_LANES + i] + e;
                 FN(store_up_to)(to, V(fma)(scale, t[i], FN(load_up_to)(to, E - e)), E - e);
@@ -501,7 +501,7 @@ SA_ONCE void FN(backward_block)(const sa_backward_block *b, FN(gradient_scratch)
         return;
     }
     if (b->g->dquery.m.data) {
-        FN(add_dquery)(b, s, nv);
+        FN(add_dquery)(b, s->dqT, nv);
     }
     for (int r = 0; b->g->dslope_rows.m.data && r < b->b.rows->count; ++r) {
         real *to = (void *)b->grads->dslope[r];

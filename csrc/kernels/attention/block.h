@@ -97,7 +97,8 @@ typedef struct {
     real *row;                           /* [SA_LANES][the largest of E, Dv and keys, each rounded up] */
     uint32_t *index, *head_lo, *head_hi; /* [W rounded up to words' lanes] */
     uint32_t *words;                     /* [4][W rounded up to words' lanes] */
-    real *gain;                          /* [keys][nv·lanes], softcap's derivative, or NULL */
+    real *gain;                          /* [keys][nv·lanes], softcap's derivative or tanh, or NULL */
+    bool holds_tanh;                     /* gain holds tanh */
     const real *k;                       /* the tile's keys [n][k_stride] */
     ptrdiff_t k_stride;
     real factor;                            /* scores are P times this factor */
@@ -159,6 +160,7 @@ SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, s
     s->value.room = copies_values ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;
     s->unit = unit;
     s->gain = NULL;
+    s->holds_tanh = false;
     SA_TAKE(q, real, E * W);
     SA_TAKE(O, real, Dv * W);
     SA_TAKE(P, real, keys * W);

@@ -70,7 +70,7 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
         FN(apply_factor)(s, n, nv);
     }
     if (a->softcap > 0) {
-        FN(pass_softcap)(s->P, n, nv, FN(in_log2)(a->softcap), s->gain);
+        FN(pass_softcap)(s->P, n, nv, FN(in_log2)(a->softcap), s->gain, s->holds_tanh);
         top_is_right = false;
     }
     if (a->alibi.m.data) {
@@ -461,7 +461,7 @@ SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
         FN(round_weights)(s, n * nv * SA_LANES);
         ptrdiff_t v_stride;
         const real *v = FN(tile_rows)(b, &b->value, &s->value, first, n, b->a->Dv, &v_stride);
-        FN(values_careful)(s->P, v, v_stride, n, b->a->Dv, s->O, s->alpha, nv);
+        FN(values_careful)(s->P, s->P, v, v_stride, n, b->a->Dv, s->O, s->alpha, nv);
     }
     masked = false; /* closed pairs have added nothing: the cause of NaN is an open pair */
     if (FN(finish_block)(b, s, nv, SA_NOT_DECODED, masked) && b->a->weights.m.data) {

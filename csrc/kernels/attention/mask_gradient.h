@@ -28,13 +28,13 @@ SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t c
 
 /* Where rows or keys have the same mask elements, dS is summed before it is added to memory:
  * otherwise the error would grow with the length. */
-SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
-                                   int nv) {
+SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, const real *dS, ptrdiff_t first, ptrdiff_t n, int nv,
+                                   ptrdiff_t bytes) {
     const ptrdiff_t stride = b->g->dmask.m.col_stride;
-    char *to = b->grads->dmask[0] + (first - b->dmask_key) * stride;
+    char *to = b->grads->dmask[0] + (first - b->dmask_key) * stride + bytes;
     vec all = V(set1)(0);
     for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
-        const vec sum = FN(sum_rows)(s->dS, j, n, b->b.rows->count, nv);
+        const vec sum = FN(sum_rows)(dS, j, n, b->b.rows->count, nv);
         real *elements = (void *)(to + j * stride);
         if (stride != 0) {
             FN(store_up_to)(elements, FN(load_up_to)(elements, n - j) + sum, n - j);
@@ -46,7 +46,7 @@ SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scrat
     }
 }
 
-SA_ONCE void FN(add_dmask_of_keys)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
+SA_ONCE void FN(add_dmask_of_keys)(const sa_backward_block *b, const real *dS, ptrdiff_t n, int nv, ptrdiff_t bytes) {
     for (int v = 0; v < nv; ++v) {
         vec sum[4];
         SA_UNROLL
@@ -57,14 +57,14 @@ SA_ONCE void FN(add_dmask_of_keys)(const sa_backward_block *b, FN(gradient_scrat
             SA_UNROLL
             for (int c = 0; c < 4; ++c) {
                 if (j + c < n) {
-                    sum[c] = sum[c] + V(load)(s->dS + ((j + c) * nv + v) * SA_LANES);
+                    sum[c] = sum[c] + V(load)(dS + ((j + c) * nv + v) * SA_LANES);
                 }
             }
         }
         real of_rows[SA_LANES];
         V(store)(of_rows, (sum[0] + sum[1]) + (sum[2] + sum[3]));
         for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
-            *(real *)(void *)b->grads->dmask[v * SA_LANES + i] += of_rows[i];
+            *(real *)(void *)(b->grads->dmask[v * SA_LANES + i] + bytes) += of_rows[i];
         }
     }
 }
@@ -95,22 +95,25 @@ SA_ONCE void FN(add_to_rows)(const real *dS, char *const *row, int count, ptrdif
     }
 }
 
-SA_ONCE void FN(add_diagonals)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
-                               int nv) {
-    FN(add_to_rows)(s->dS, b->grads->diagonals, b->b.rows->count,
-                    (first - b->first_diagonal) * (ptrdiff_t)sizeof(real), n, nv);
+/* Adds a tile to sums that begin `bytes` after the rows. */
+SA_ONCE void FN(add_diagonals)(const sa_backward_block *b, const real *dS, ptrdiff_t first, ptrdiff_t n, int nv,
+                               ptrdiff_t bytes) {
+    FN(add_to_rows)(dS, b->grads->diagonals, b->b.rows->count,
+                    (first - b->first_diagonal) * (ptrdiff_t)sizeof(real) + bytes, n, nv);
 }
 
-/* dmask_ij += dS_ij. A row is contiguous, or one element (stride 0). */
-SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
+/* dmask_ij += dS_ij, in an array that begins `bytes` after the mask's gradient. A row is contiguous, or one element
+ * (stride 0). */
+SA_ONCE void FN(add_dmask)(const sa_backward_block *b, const real *dS, ptrdiff_t first, ptrdiff_t n, int nv,
+                           ptrdiff_t bytes) {
     const ptrdiff_t stride = b->g->dmask.m.col_stride;
     if (FN(rows_share_mask)(b)) {
-        FN(add_dmask_of_rows)(b, s, first, n, nv);
+        FN(add_dmask_of_rows)(b, dS, first, n, nv, bytes);
         return;
     }
     if (stride == 0) {
-        FN(add_dmask_of_keys)(b, s, n, nv);
+        FN(add_dmask_of_keys)(b, dS, n, nv, bytes);
         return;
     }
-    FN(add_to_rows)(s->dS, b->grads->dmask, b->b.rows->count, (first - b->dmask_key) * stride, n, nv);
+    FN(add_to_rows)(dS, b->grads->dmask, b->b.rows->count, (first - b->dmask_key) * stride + bytes, n, nv);
 }

@@ -10,14 +10,18 @@ SA_ONCE void FN(pass_scale)(real *P, ptrdiff_t n, int nv, real factor) {
     }
 }
 
-/* s = c'·tanh(s'/c') with c' = softcap·log2 e. gain, unless NULL, becomes the derivative 1 − (s/c')². */
-SA_ONCE void FN(pass_softcap)(real *P, ptrdiff_t n, int nv, real cap, real *gain) {
+/* s = c'·tanh(s'/c') with c' = softcap·log2 e. gain, unless NULL, becomes tanh or the derivative 1 − (s/c')². */
+SA_ONCE void FN(pass_softcap)(real *P, ptrdiff_t n, int nv, real cap, real *gain, bool wants_tanh) {
     const vec c = V(set1)(cap);
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
         const vec t = FN(tanh)(V(load)(P + i) / c);
         V(store)(P + i, c * t);
         if (gain) {
-            V(store)(gain + i, (V(set1)(1) - t) * (V(set1)(1) + t)); /* exact where |t| is near 1 */
+            vec derivative = (V(set1)(1) - t) * (V(set1)(1) + t); /* exact where |t| is near 1 */
+            if (wants_tanh) {
+                derivative = t;
+            }
+            V(store)(gain + i, derivative);
         }
     }
 }
@@ -307,17 +311,17 @@ SA_ONCE void FN(pass_exp_marking)(real *P, ptrdiff_t n, int nv, const real *maxi
     }
 }
 
-/* O[Dv][nv·lanes] = alpha·O + P·V over open pairs, whose weights are not below 0;
- * 0·NaN of a closed pair would be NaN. */
-SA_ONCE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
-                                const real *alpha, int nv) {
+/* O[Dv][nv·lanes] = alpha·O + P·V over open pairs, whose marks are not below 0; 0·NaN of a closed pair would be NaN.
+ * Weights are their own marks. */
+SA_ONCE void FN(values_careful)(const real *marks, const real *P, const real *v_j, ptrdiff_t v_stride, ptrdiff_t n,
+                                ptrdiff_t Dv, real *O, const real *alpha, int nv) {
     for (ptrdiff_t d = 0; d < Dv; ++d) {
         for (int v = 0; v < nv; ++v) {
             vec sum = V(set1)(0);
             for (ptrdiff_t j = 0; j < n; ++j) {
-                vec p = V(load)(P + (j * nv + v) * SA_LANES);
-                vec more = V(fma)(V(set1)(v_j[j * v_stride + d]), p, sum);
-                sum = V(select)(V(lt)(p, V(set1)(0)), sum, more);
+                const ptrdiff_t at = (j * nv + v) * SA_LANES;
+                vec more = V(fma)(V(set1)(v_j[j * v_stride + d]), V(load)(P + at), sum);
+                sum = V(select)(V(lt)(V(load)(marks + at), V(set1)(0)), sum, more);
             }
             real *o = O + (d * nv + v) * SA_LANES;
             vec old = V(load)(o);
