@@ -122,13 +122,15 @@ typedef struct {
     /* Optional int64 scalars in 0…L: queries from there on are padding and see nothing. The diagonal is then
      * key_lengths − query_lengths. */
     sa_tensor query_lengths;
-    /* The arrays hold pairs: a row of query, key, value, out and their gradients, of lse, stats (…, L, 4), δ and the
-     * sinks' and slopes' gradients (…, L, 2) has numbers and then their tangents, so E and Dv are twice the width of one
-     * of them. The third statistic is the tangent of lse, the fourth with ALiBi the mean distance. Tangents may be absent; they have the shapes of their
-     * arrays, and that of a closed pair is not read. */
-    bool pairs;
-    sa_tensor mask_tangent, offset_bias_tangent, alibi_tangent, sink_tangent;
+    /* The call computes tangents too. Those of inputs have the shapes of their arrays and any strides; absent ones are
+     * zeros. stats are (B…, L, 4): the third is the tangent of lse, the fourth with ALiBi the mean distance. */
+    bool with_tangents;
+    sa_tensor query_tangent, key_tangent, value_tangent, mask_tangent, offset_bias_tangent, alibi_tangent, sink_tangent;
+    ptrdiff_t out_tangent, lse_tangent; /* bytes from a result to its tangent */
 } sa_attention;
+
+/* True if all heads along a leading axis have the same keys and values. */
+bool sa_shares_keys(const sa_attention *a, int axis);
 
 /* How a call is cut up. The plan depends on shape, options and instruction set, so bits do not depend on threads. */
 typedef struct {
@@ -166,7 +168,10 @@ typedef struct {
      * they order the additions. */
     sa_tensor dmask;
     sa_tensor doffset_bias; /* (B…, 1, L + S − 1), with all leading dims and without gaps: element j − i + L − 1 */
-    ptrdiff_t dmask_tangent; /* of pairs: bytes from dmask to its tangent; that of doffset_bias follows it */
+    /* With tangents: those of inputs, and the bytes from a gradient to its tangent. The tangent of doffset_bias follows
+     * it. dslope_rows and dsink_rows are then (B…, L, 2), each with its tangent, to be summed over L. */
+    sa_tensor grad_out_tangent, grad_lse_tangent;
+    ptrdiff_t dquery_tangent, dkey_tangent, dvalue_tangent, dmask_tangent;
     sa_tensor dslope_rows; /* (B…, L, 3): x, y, z of x − y·z, to be summed over L */
     sa_tensor dsink_rows;  /* (B…, L, 1): the sinks' gradients, to be summed over L */
     void *delta;           /* plan.delta_count elements */
@@ -182,7 +187,7 @@ typedef struct {
     ptrdiff_t grain_blocks;             /* a row range has a multiple of this many blocks */
     ptrdiff_t mask_groups, together;    /* groups that share a float mask, and how many of them work at the same time */
     ptrdiff_t turns, turns_at_once, tasks;
-    ptrdiff_t delta_count; /* one for each row of each head, of pairs two */
+    ptrdiff_t delta_count; /* one for each row of each head; with tangents two */
     ptrdiff_t diagonal_count; /* sums of tasks for the gradient of offset_bias */
     size_t scratch_bytes;
     size_t gathered_at;  /* offset in scratch of a task's dK and dV; 0: they are in place */

@@ -14,6 +14,13 @@
 
 #define SA_MANY_NUMBERS ((ptrdiff_t)1 << 20)
 
+static bool is_shared(const sa_tensor *t, int axis) { return t->m.data == NULL || t->lead_stride[axis] == 0; }
+
+bool sa_shares_keys(const sa_attention *a, int axis) {
+    return a->key.lead_stride[axis] == 0 && a->value.lead_stride[axis] == 0 &&
+           (!a->with_tangents || (is_shared(&a->key_tangent, axis) && is_shared(&a->value_tangent, axis)));
+}
+
 ptrdiff_t sa_group_size(const sa_attention *a) {
     ptrdiff_t group = a->gqa;
     int axis = a->n_lead - 1;
@@ -23,7 +30,7 @@ ptrdiff_t sa_group_size(const sa_attention *a) {
         }
         --axis;
     }
-    for (; axis >= 0 && a->key.lead_stride[axis] == 0 && a->value.lead_stride[axis] == 0; --axis) {
+    for (; axis >= 0 && sa_shares_keys(a, axis); --axis) {
         group *= a->lead[axis];
     }
     return group;
@@ -62,7 +69,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
         return SA_TOO_LARGE;
     }
     plan->group = plan->groups = plan->rows = plan->blocks = plan->tasks = 0; /* clearing the whole struct is slower */
-    plan->block_rows = a->pairs ? kernels->backward_rows : kernels->block_rows;
+    plan->block_rows = a->with_tangents ? kernels->backward_rows : kernels->block_rows;
     plan->chunks = plan->threads = 1;
     plan->large = plan->far = false;
     plan->chunk_keys = a->S;
@@ -78,7 +85,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     plan->rows = plan->group * a->L;
     plan->blocks = plan->rows <= plan->block_rows ? 1 : sa_ceil_div(plan->rows, plan->block_rows);
     const ptrdiff_t whole = plan->groups * plan->blocks;
-    if (whole < SA_MANY_TASKS && a->S >= 2 * SA_LEAST_CHUNK && !a->by_rows && !a->pairs) {
+    if (whole < SA_MANY_TASKS && a->S >= 2 * SA_LEAST_CHUNK && !a->by_rows && !a->with_tangents) {
         const ptrdiff_t enough = sa_smaller(a->S / SA_LEAST_CHUNK, sa_ceil_div(SA_ENOUGH_TASKS, whole));
         const ptrdiff_t many = sa_smaller(a->S / (2 * SA_LEAST_CHUNK), sa_ceil_div(SA_MANY_TASKS, whole));
         plan->chunk_keys = sa_ceil_div(sa_ceil_div(a->S, sa_larger(enough, many)), SA_KEYS_PER_TILE) * SA_KEYS_PER_TILE;
@@ -88,7 +95,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
         return SA_TOO_LARGE;
     }
     plan->tasks = (ptrdiff_t)tasks;
-    plan->scratch_bytes = sa_whole_lines(a->pairs ? kernels->jvp_scratch_bytes(a) : kernels->attention_scratch(a)) +
+    plan->scratch_bytes = sa_whole_lines(a->with_tangents ? kernels->jvp_scratch_bytes(a) : kernels->attention_scratch(a)) +
                           SA_CACHE_LINE;
     if (plan->chunks > 1 && !sa_multiply(tasks, partial_bytes(a, plan) + sizeof(ptrdiff_t), &plan->partial_bytes)) {
         return SA_TOO_LARGE;
@@ -189,7 +196,7 @@ typedef struct {
     const char *query, *mask, *gate, *offset_bias;
     char *out, *lse, *weights, *stats;
     double slope, sink;
-    const char *mask_tangent, *offset_bias_tangent; /* of a call of pairs, here and below */
+    const char *query_tangent, *mask_tangent, *offset_bias_tangent;
     double slope_tangent, sink_tangent;
     ptrdiff_t length, queries, diagonal; /* number of keys, and of queries that are not padding */
     ptrdiff_t block_mask[SA_MAX_BLOCK_MASKS];
@@ -214,7 +221,8 @@ static void find_head(const sa_attention *a, ptrdiff_t head, head_arrays *h) {
     h->stats = sa_at_head(a, &a->stats, head);
     h->slope = number_of(a, &a->alibi, head);
     h->sink = number_of(a, &a->sinks, head);
-    if (a->pairs) {
+    if (a->with_tangents) {
+        h->query_tangent = sa_at_head(a, &a->query_tangent, head);
         h->mask_tangent = sa_at_head(a, &a->mask_tangent, head);
         h->offset_bias_tangent = sa_at_head(a, &a->offset_bias_tangent, head);
         h->slope_tangent = number_of(a, &a->alibi_tangent, head);
@@ -251,7 +259,8 @@ static void describe_row(const sa_attention *a, const head_arrays *h, ptrdiff_t 
         rows->slope[r] = h->slope;
         rows->sink[r] = h->sink;
     }
-    if (a->pairs) {
+    if (a->with_tangents) {
+        rows->query_tangent[r] = h->query_tangent ? h->query_tangent + i * a->query_tangent.m.row_stride : NULL;
         rows->mask_tangent[r] = h->mask_tangent ? h->mask_tangent + i * a->mask_tangent.m.row_stride : NULL;
         rows->offset_bias_tangent[r] =
             h->offset_bias_tangent ? h->offset_bias_tangent + i * a->offset_bias_tangent.m.row_stride : NULL;
@@ -266,6 +275,13 @@ static void describe_row(const sa_attention *a, const head_arrays *h, ptrdiff_t 
     }
 }
 
+/* The rows of keys or values of a head, or none. */
+static sa_matrix at_group(const sa_attention *a, const sa_tensor *t, ptrdiff_t head) {
+    sa_matrix m = t->m;
+    m.data = m.data ? m.data + sa_lead_offset(a, t, head, a->gqa) : NULL;
+    return m;
+}
+
 /* Describes the keys of a block. Clearing the whole struct would be slower. */
 static void describe_keys(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, sa_rows *rows, ptrdiff_t begin,
                           ptrdiff_t end, sa_block *b) {
@@ -273,10 +289,12 @@ static void describe_keys(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, s
     rows->clipped = rows->gaps > 0 || rows->open_from > begin || rows->open_to < end;
     b->a = a;
     b->rows = rows;
-    b->key = a->key.m;
-    b->value = a->value.m;
-    b->key.data += sa_lead_offset(a, &a->key, group * G, a->gqa);
-    b->value.data += sa_lead_offset(a, &a->value, group * G, a->gqa);
+    b->key = at_group(a, &a->key, group * G);
+    b->value = at_group(a, &a->value, group * G);
+    if (a->with_tangents) {
+        b->key_tangent = at_group(a, &a->key_tangent, group * G);
+        b->value_tangent = at_group(a, &a->value_tangent, group * G);
+    }
     b->key_bias = a->key_bias.m.data ? a->key_bias.m.data + sa_lead_offset(a, &a->key_bias, group * G, a->gqa) : NULL;
     b->begin = begin;
     b->end = b->open_end = end;
@@ -446,7 +464,7 @@ void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptr
             b.partial_rows = partial_rows(plan);
             b.partial = partial + (size_t)t * partial_bytes(a, plan);
         }
-        (a->pairs ? kernels->attention_jvp : kernels->attention_forward)(&b, scratch);
+        (a->with_tangents ? kernels->attention_jvp : kernels->attention_forward)(&b, scratch);
         from = to;
     }
 }

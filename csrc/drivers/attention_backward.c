@@ -144,7 +144,7 @@ static bool is_spread(const sa_attention *a, const sa_matrix *m, ptrdiff_t width
 static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool lines = plan->range_blocks * plan->turns_at_once >= SA_LEAST_BLOCKS_TO_GATHER &&
-                       !a->pairs && sa_kernels_for(a->f64)->adds_by_lines(a);
+                       !a->with_tangents && sa_kernels_for(a->f64)->adds_by_lines(a);
     if (!is_spread(a, &g->dkey.m, a->E, lines) && !is_spread(a, &g->dvalue.m, a->Dv, lines)) {
         return 0;
     }
@@ -197,13 +197,13 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     plan->blocks = sa_ceil_div(plan->rows, plan->block_rows);
     plan->key_ranges = count_ranges(plan->groups, sa_smaller(plan->rows, a->S));
     plan_rotation(g, plan);
-    plan->delta_count = (ptrdiff_t)rows * (a->pairs ? 2 : 1);
-    take(plan, (a->pairs ? kernels->hvp_scratch_bytes : kernels->backward_scratch)(g));
+    plan->delta_count = (ptrdiff_t)rows * (a->with_tangents ? 2 : 1);
+    take(plan, (a->with_tangents ? kernels->hvp_scratch_bytes : kernels->backward_scratch)(g));
     const size_t gathered = gathered_bytes(g, plan);
     plan->gathered_at = gathered > 0 ? take(plan, gathered) : 0;
-    plan->mask_sums_at = take(plan, sums_mask_in_scratch(g, plan) ? mask_sums_bytes(a) * (a->pairs ? 2 : 1) : 0);
+    plan->mask_sums_at = take(plan, sums_mask_in_scratch(g, plan) ? mask_sums_bytes(a) * (a->with_tangents ? 2 : 1) : 0);
     if (g->doffset_bias.m.data) {
-        plan->diagonal_count = diagonal_count(g, plan) * (a->pairs ? 2 : 1);
+        plan->diagonal_count = diagonal_count(g, plan) * (a->with_tangents ? 2 : 1);
     }
     const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32) * sa_open_fraction(a);
     const double tasks = g->dmask.m.data && plan->mask_has_pass ? HUGE_VAL : (double)plan->tasks;
@@ -265,17 +265,23 @@ static void describe_backward_block(const sa_attention_gradients *g, ptrdiff_t G
     for (int first = 0; first < rows->count && first < G; ++first) {
         const ptrdiff_t head = group * G + (from + first) % G;
         const char *grad_out = sa_at_head(a, &g->grad_out, head), *grad_lse = sa_at_head(a, &g->grad_lse, head);
+        const char *out_tangent = sa_at_head(a, &g->grad_out_tangent, head),
+                   *lse_tangent = sa_at_head(a, &g->grad_lse_tangent, head);
         char *dquery = sa_at_head(a, &g->dquery, head), *dmask = sa_at_head(a, &g->dmask, head);
         char *dslope = sa_at_head(a, &g->dslope_rows, head), *dsink = sa_at_head(a, &g->dsink_rows, head);
         for (ptrdiff_t r = first; r < rows->count; r += G) {
             const ptrdiff_t i = rows->index[r];
             grads->grad_out[r] = grad_out ? grad_out + i * g->grad_out.m.row_stride : NULL;
             grads->grad_lse[r] = grad_lse ? grad_lse + i * g->grad_lse.m.row_stride : NULL;
+            if (a->with_tangents) {
+                grads->grad_out_tangent[r] = out_tangent ? out_tangent + i * g->grad_out_tangent.m.row_stride : NULL;
+                grads->grad_lse_tangent[r] = lse_tangent ? lse_tangent + i * g->grad_lse_tangent.m.row_stride : NULL;
+            }
             grads->dquery[r] = dquery ? dquery + i * g->dquery.m.row_stride : NULL;
             grads->dmask[r] = dmask ? dmask + i * g->dmask.m.row_stride : NULL;
             grads->dslope[r] = dslope ? dslope + i * g->dslope_rows.m.row_stride : NULL;
             grads->dsink[r] = dsink ? dsink + i * g->dsink_rows.m.row_stride : NULL;
-            grads->delta[r] = (char *)g->delta + (head * a->L + i) * size * (a->pairs ? 2 : 1);
+            grads->delta[r] = (char *)g->delta + (head * a->L + i) * size * (a->with_tangents ? 2 : 1);
         }
     }
 }
@@ -300,7 +306,7 @@ void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_p
     describe_backward_block(g, plan->group, t / plan->blocks, t % plan->blocks * plan->block_rows, plan->block_rows,
                             &rows, &grads, &b);
     const sa_real_kernels *kernels = sa_kernels_for(g->a->f64);
-    (g->a->pairs ? kernels->attention_hvp_delta : kernels->attention_delta)(&b, scratch);
+    (g->a->with_tangents ? kernels->attention_hvp_delta : kernels->attention_delta)(&b, scratch);
 }
 
 static bool wants_rows_or_keys(const sa_attention_gradients *g) {
@@ -331,7 +337,7 @@ typedef struct {
 
 static void run_kernel(const sa_backward_block *b, char *scratch) {
     const sa_real_kernels *kernels = sa_kernels_for(b->g->a->f64);
-    (b->g->a->pairs ? kernels->attention_hvp : kernels->attention_backward)(b, scratch);
+    (b->g->a->with_tangents ? kernels->attention_hvp : kernels->attention_backward)(b, scratch);
 }
 
 /* Works on a block's keys in pieces, so that few rows with a million keys notice Ctrl-C. Kernels copy whole tiles from
@@ -505,7 +511,7 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
         sa_backward_block b;
         describe_backward_block(g, 1, head, row, plan->block_rows, &rows, &grads, &b);
         char *to = grads.dmask[0] + key * stride;
-        for (int which = 0; in_scratch && summed == 0 && which <= a->pairs; ++which) {
+        for (int which = 0; in_scratch && summed == 0 && which <= a->with_tangents; ++which) {
             memset(sums + which * mask_sums_bytes(a), 0, (size_t)elements * sa_element_size(a->f64));
         }
         b.dmask_tangent = in_scratch ? (ptrdiff_t)mask_sums_bytes(a) : g->dmask_tangent;
@@ -523,7 +529,7 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
         }
         if (in_scratch && (++summed == SA_BLOCKS_IN_A_SUM || row + plan->block_rows >= a->L)) {
             add_sums(a, to, sums, elements);
-            if (a->pairs) {
+            if (a->with_tangents) {
                 add_sums(a, to + g->dmask_tangent, sums + mask_sums_bytes(a), elements);
             }
             summed = 0;
@@ -548,7 +554,7 @@ static void diagonals_of_head(const sa_attention_gradients *g, const sa_backward
     const sa_attention *a = g->a;
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(a->f64), all = a->L + a->S - 1,
                     heads = plan->groups * plan->group;
-    for (ptrdiff_t which = 0; which < (a->pairs ? 2 : 1); ++which) {
+    for (ptrdiff_t which = 0; which < (a->with_tangents ? 2 : 1); ++which) {
         char *to = g->doffset_bias.m.data + (which * heads + head) * all * size;
         for (ptrdiff_t range = 0, key = 0; key < a->S; ++range, key += plan->range_keys) {
             add_sums(a, to + key * size,

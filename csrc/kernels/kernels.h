@@ -37,7 +37,8 @@ typedef struct {
     ptrdiff_t index[SA_MAX_BLOCK_ROWS];
     uint64_t head[SA_MAX_BLOCK_ROWS]; /* flattened head number, for dropout */
     double slope[SA_MAX_BLOCK_ROWS], sink[SA_MAX_BLOCK_ROWS];
-    /* Tangents, of a call of pairs. */
+    /* In a call with tangents, here and below: rows of tangents, or NULL. */
+    const char *query_tangent[SA_MAX_BLOCK_ROWS];
     const char *mask_tangent[SA_MAX_BLOCK_ROWS], *offset_bias_tangent[SA_MAX_BLOCK_ROWS];
     double slope_tangent[SA_MAX_BLOCK_ROWS], sink_tangent[SA_MAX_BLOCK_ROWS];
     /* Each row has `gaps` lists, runs … runs_end − 1. A key from lo … hi − 1 is open if all lists have it. */
@@ -48,7 +49,7 @@ typedef struct {
 typedef struct {
     const sa_attention *a;
     sa_rows *rows;
-    sa_matrix key, value;
+    sa_matrix key, value, key_tangent, value_tangent;
     const void *key_bias; /* the bias of key 0, or NULL */
     ptrdiff_t begin, end;
     ptrdiff_t open_end;    /* end of the keys that are open to the rows; a chunk may end earlier */
@@ -81,6 +82,7 @@ int sa_same_runs(const sa_rows *rows, int r);
 typedef struct {
     const char *grad_out[SA_MAX_BLOCK_ROWS];
     const char *grad_lse[SA_MAX_BLOCK_ROWS];
+    const char *grad_out_tangent[SA_MAX_BLOCK_ROWS], *grad_lse_tangent[SA_MAX_BLOCK_ROWS];
     char *dquery[SA_MAX_BLOCK_ROWS], *dmask[SA_MAX_BLOCK_ROWS], *delta[SA_MAX_BLOCK_ROWS];
     char *dslope[SA_MAX_BLOCK_ROWS], *dsink[SA_MAX_BLOCK_ROWS];
     char *diagonals[SA_MAX_BLOCK_ROWS]; /* a row of the task's sums for offset_bias, from key first_diagonal on */
@@ -96,7 +98,7 @@ typedef struct {
     ptrdiff_t dkey_stride, dvalue_stride; /* in elements */
     ptrdiff_t dmask_key;                  /* the key of the mask gradient's first column */
     ptrdiff_t first_diagonal;             /* the key of the first column of the rows of `diagonals` */
-    /* Bytes from a gradient to its tangent, in a call of pairs. */
+    /* Bytes from a sum to its tangent. */
     ptrdiff_t dmask_tangent, diagonal_tangent;
     bool mask_only;                       /* adds to the mask's gradient alone */
     bool with_mask;
@@ -310,7 +312,7 @@ typedef struct {
     bool (*adds_by_lines)(const sa_attention *a); /* true if whole cache lines are added to dK and dV */
     void (*attention_delta)(const sa_backward_block *b, void *scratch);
     void (*attention_backward)(const sa_backward_block *b, void *scratch);
-    /* The same for pairs. */
+    /* The same with tangents. */
     size_t (*jvp_scratch_bytes)(const sa_attention *a);
     void (*attention_jvp)(const sa_block *b, void *scratch);
     size_t (*hvp_scratch_bytes)(const sa_attention_gradients *g);

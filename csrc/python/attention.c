@@ -72,11 +72,32 @@ static PyArrayObject *make(sa_call *c, int which, int ndim, const npy_intp *shap
     return c->results[which] = sa_new_array(ndim, shape, dtype, like, zeros);
 }
 
+/* Makes a result with a first axis of 2: the result and its tangent. */
+static PyArrayObject *make_both(sa_call *c, int which, int ndim, npy_intp *shape, sa_dtype dtype) {
+    memmove(shape + 1, shape, (size_t)ndim * sizeof *shape);
+    shape[0] = 2;
+    return make(c, which, ndim + 1, shape, dtype, false);
+}
+
+static int make_out_tangents(sa_call *c, int ndim, npy_intp *shape) {
+    PyArrayObject *out = make_both(c, SA_OUT, ndim, shape, c->result);
+    if (out == NULL) {
+        return -1;
+    }
+    sa_fill_tensor(&c->a.out, out, c->result, c->a.n_lead, 2);
+    c->a.out.m.col_stride = PyArray_ITEMSIZE(out);
+    c->a.out_tangent = PyArray_NBYTES(out) / 2;
+    return 0;
+}
+
 /* Makes out, or takes the caller's. If UNROUNDED is wanted, the kernels write to that array. */
 static int make_out(sa_call *c) {
-    npy_intp shape[NPY_MAXDIMS + 2];
+    npy_intp shape[NPY_MAXDIMS + 3];
     const int ndim = sa_call_shape(c, c->lead, c->a.L, c->a.Dv, shape);
     sa_dtype dtype = c->result;
+    if (c->a.with_tangents) {
+        return make_out_tangents(c, ndim, shape);
+    }
     if (c->given.out ? take_out(c, ndim, shape, &dtype) < 0 : make(c, SA_OUT, ndim, shape, dtype, false) == NULL) {
         return -1;
     }
@@ -93,31 +114,24 @@ static int make_out(sa_call *c) {
     return 0;
 }
 
-/* Fills t with (B…, L), seen as (…, L, 1), or of pairs with (B…, L, 2). */
-static void fill_lse(const sa_call *c, sa_tensor *t, PyArrayObject *lse) {
-    if (c->a.pairs) {
-        sa_fill_tensor(t, lse, c->computes, c->a.n_lead, 2);
-    } else {
-        sa_call_fill_rows(c, t, lse, c->computes);
-    }
-}
-
 static int make_outputs(sa_call *c) {
     sa_attention *a = &c->a;
-    npy_intp shape[NPY_MAXDIMS + 2];
+    npy_intp shape[NPY_MAXDIMS + 3];
     if (make_out(c) < 0) {
         return -1;
     }
     if (c->want_lse) {
-        PyArrayObject *lse =
-            make(c, SA_LSE, sa_call_row_shape(c, a->pairs ? 2 : 0, shape), shape, c->computes, false);
+        const int ndim = sa_call_row_shape(c, 0, shape);
+        PyArrayObject *lse = a->with_tangents ? make_both(c, SA_LSE, ndim, shape, c->computes)
+                                              : make(c, SA_LSE, ndim, shape, c->computes, false);
         if (lse == NULL) {
             return -1;
         }
-        fill_lse(c, &a->lse, lse);
+        sa_call_fill_rows(c, &a->lse, lse, c->computes);
+        a->lse_tangent = PyArray_NBYTES(lse) / 2;
     }
     if (c->want_stats) {
-        const int columns = a->pairs ? 4 : 2;
+        const int columns = a->with_tangents ? 4 : 2;
         PyArrayObject *stats = make(c, SA_STATISTICS, sa_call_row_shape(c, columns, shape), shape, c->computes, true);
         if (stats == NULL) {
             return -1;

@@ -44,21 +44,27 @@ static PyArrayObject *read_floats(sa_call *c, PyObject *value, const char *name,
     return sa_check_shape(name, array, ndim, shape) < 0 ? NULL : array;
 }
 
-/* The gradient may not have more bits than `of`. */
-static PyArrayObject *read_gradient(sa_call *c, PyObject *value, const char *name, const char *of, sa_dtype of_dtype,
-                                    int ndim, const npy_intp *shape, sa_dtype *dtype) {
-    PyArrayObject *array = read_floats(c, value, name, ndim, shape, dtype);
-    if (array != NULL && *dtype == SA_F64 && !c->a.f64) {
-        sa_error(PyExc_TypeError, "%s has dtype float64, but %s has dtype %s: it would be narrowed", name, of,
-                 sa_dtype_name(of_dtype));
-        return NULL;
+/* Reads the gradient of out or of lse, or its tangent. It may not have more bits than the result. */
+static int take_gradient(sa_call *c, PyObject *value, const char *name, sa_tensor *t) {
+    npy_intp shape[NPY_MAXDIMS + 2];
+    sa_dtype dtype;
+    const bool of_lse = strncmp(name, "grad_lse", 8) == 0;
+    const int ndim = of_lse ? sa_call_row_shape(c, 0, shape) : sa_call_shape(c, c->lead, c->a.L, c->a.Dv, shape);
+    PyArrayObject *array = read_floats(c, value, name, ndim, shape, &dtype);
+    if (array == NULL) {
+        return -1;
     }
-    return array;
+    if (dtype == SA_F64 && !c->a.f64) {
+        return sa_error(PyExc_TypeError, "%s has dtype float64, but %s has dtype %s: it would be narrowed", name,
+                        of_lse ? "lse" : "the output", sa_dtype_name(of_lse ? SA_F32 : c->result));
+    }
+    (of_lse ? sa_call_fill_rows : sa_call_fill)(c, t, array, dtype);
+    return 0;
 }
 
 static int read_statistics(sa_call *c) {
     npy_intp shape[NPY_MAXDIMS + 2];
-    const int ndim = sa_call_row_shape(c, c->a.pairs ? 4 : 2, shape);
+    const int ndim = sa_call_row_shape(c, c->a.with_tangents ? 4 : 2, shape);
     sa_dtype dtype;
     PyArrayObject *statistics = read_floats(c, c->given.statistics, "statistics", ndim, shape, &dtype);
     if (statistics == NULL) {
@@ -76,37 +82,32 @@ static int read_statistics(sa_call *c) {
 
 static int read_results(backward_call *b, const char *function) {
     sa_call *c = &b->c;
-    npy_intp shape[NPY_MAXDIMS + 2];
+    npy_intp shape[NPY_MAXDIMS + 3];
     sa_dtype dtype;
     if (c->given.out == NULL || c->given.grad_out == NULL || c->given.statistics == NULL) {
         return sa_error(PyExc_TypeError, "%s() needs grad_out, out and statistics", function);
     }
-    int ndim = sa_call_shape(c, c->lead, c->a.L, c->a.Dv, shape);
-    PyArrayObject *array = read_floats(c, c->given.out, "out", ndim, shape, &dtype);
+    const int tangents = c->a.with_tangents; /* axes before those of out */
+    shape[0] = 2;
+    int ndim = sa_call_shape(c, c->lead, c->a.L, c->a.Dv, shape + tangents);
+    PyArrayObject *array = read_floats(c, c->given.out, "out", ndim + tangents, shape, &dtype);
     if (array == NULL) {
         return -1;
     }
+    c->a.out_tangent = tangents ? PyArray_STRIDE(array, 0) : 0;
     if (dtype != c->result && !(dtype == SA_F32 && sa_itemsize(c->result) == 2)) {
         return sa_error(PyExc_TypeError, "out must have the dtype of the forward call's result, %s%s, got %s",
                         sa_dtype_name(c->result), sa_itemsize(c->result) == 2 ? " (or float32, not rounded)" : "",
                         sa_dtype_name(dtype));
     }
     sa_call_fill(c, &c->a.out, array, dtype);
-    if ((array = read_gradient(c, c->given.grad_out, "grad_out", "the output", c->result, ndim, shape, &dtype)) ==
-        NULL) {
+    if (take_gradient(c, c->given.grad_out, "grad_out", &b->g.grad_out) < 0 ||
+        (c->given.grad_lse && take_gradient(c, c->given.grad_lse, "grad_lse", &b->g.grad_lse) < 0) ||
+        (c->given.grad_out_tangent &&
+         take_gradient(c, c->given.grad_out_tangent, "grad_out_tangent", &b->g.grad_out_tangent) < 0) ||
+        (c->given.grad_lse_tangent &&
+         take_gradient(c, c->given.grad_lse_tangent, "grad_lse_tangent", &b->g.grad_lse_tangent) < 0)) {
         return -1;
-    }
-    sa_call_fill(c, &b->g.grad_out, array, dtype);
-    if (c->given.grad_lse != NULL) {
-        ndim = sa_call_row_shape(c, c->a.pairs ? 2 : 0, shape);
-        if ((array = read_gradient(c, c->given.grad_lse, "grad_lse", "lse", SA_F32, ndim, shape, &dtype)) == NULL) {
-            return -1;
-        }
-        if (c->a.pairs) {
-            sa_fill_tensor(&b->g.grad_lse, array, dtype, c->a.n_lead, 2);
-        } else {
-            sa_call_fill_rows(c, &b->g.grad_lse, array, dtype);
-        }
     }
     return read_statistics(c);
 }
@@ -120,18 +121,36 @@ static PyArrayObject *make_zeros(backward_call *b, int which, int ndim, const np
     return array;
 }
 
-static int make(backward_call *b, long wrt, int which, const npy_intp *lead, npy_intp rows, npy_intp cols,
-                sa_tensor *t) {
-    npy_intp shape[NPY_MAXDIMS + 2];
+/* With tangents the array has a first axis of 2: the gradient and its tangent. Returns a borrowed reference. */
+static PyArrayObject *make_whole(backward_call *b, int which, int ndim, npy_intp *shape) {
+    if (!b->c.a.with_tangents) {
+        return make_zeros(b, which, ndim, shape);
+    }
+    memmove(shape + 1, shape, (size_t)ndim * sizeof *shape);
+    shape[0] = 2;
+    return make_zeros(b, which, ndim + 1, shape);
+}
+
+/* The tangent, if it is wanted, follows the gradient; dtangent becomes the bytes between them. */
+static int make(backward_call *b, long wrt, int which, const npy_intp *lead, npy_intp rows, npy_intp cols, sa_tensor *t,
+                ptrdiff_t *tangent) {
+    npy_intp shape[NPY_MAXDIMS + 3];
     if (!(wrt & 1 << which)) {
         return 0;
     }
     const int ndim = sa_call_shape(&b->c, lead, rows, cols, shape);
-    PyArrayObject *array = make_zeros(b, which, ndim, shape);
+    PyArrayObject *array = tangent ? make_whole(b, which, ndim, shape) : make_zeros(b, which, ndim, shape);
     if (array == NULL) {
         return -1;
     }
-    sa_call_fill(&b->c, t, array, b->c.computes);
+    if (b->c.packed) {
+        sa_call_fill(&b->c, t, array, b->c.computes);
+    } else {
+        sa_fill_tensor(t, array, b->c.computes, b->c.a.n_lead, 2);
+    }
+    if (tangent) {
+        *tangent = PyArray_NBYTES(array) / 2;
+    }
     t->m.col_stride = PyArray_ITEMSIZE(array);
     t->m.row_stride = cols * PyArray_ITEMSIZE(array) * (b->c.packed ? lead[1] : 1);
     return 0;
@@ -154,7 +173,7 @@ static void key_lead(const sa_call *c, npy_intp *lead) {
         }
         --axis;
     }
-    for (; axis >= 0 && a->key.lead_stride[axis] == 0 && a->value.lead_stride[axis] == 0; --axis) {
+    for (; axis >= 0 && sa_shares_keys(a, axis); --axis) {
         lead[axis] = lead[axis] == 0 ? 0 : 1;
     }
 }
@@ -170,17 +189,6 @@ static void fill_mask_gradient(const sa_call *c, sa_tensor *t, const npy_intp *s
                                             : &t->lead_stride[lead + axis];
         *own = shape[axis] != 1 || (axis == last && keys == 1) ? stride : 0;
     }
-}
-
-/* Makes the gradient of an array that is no pair; of pairs it has a first axis of 2, with the gradient and its tangent.
- * Returns a borrowed reference. */
-static PyArrayObject *make_whole(backward_call *b, int which, int ndim, npy_intp *shape) {
-    if (!b->c.a.pairs) {
-        return make_zeros(b, which, ndim, shape);
-    }
-    memmove(shape + 1, shape, (size_t)ndim * sizeof *shape);
-    shape[0] = 2;
-    return make_zeros(b, which, ndim + 1, shape);
 }
 
 /* The gradient of a float mask, or of the bias, has its shape, with leading axes of 1. */
@@ -286,9 +294,9 @@ static int make_gradients(backward_call *b, long wrt) {
     const sa_attention *a = &c->a;
     npy_intp keys[NPY_MAXDIMS];
     key_lead(c, keys);
-    if (make(b, wrt, D_QUERY, c->lead, a->L, a->E, &b->g.dquery) < 0 ||
-        make(b, wrt, D_KEY, keys, a->S, a->E, &b->g.dkey) < 0 ||
-        make(b, wrt, D_VALUE, keys, a->S, a->Dv, &b->g.dvalue) < 0 ||
+    if (make(b, wrt, D_QUERY, c->lead, a->L, a->E, &b->g.dquery, &b->g.dquery_tangent) < 0 ||
+        make(b, wrt, D_KEY, keys, a->S, a->E, &b->g.dkey, &b->g.dkey_tangent) < 0 ||
+        make(b, wrt, D_VALUE, keys, a->S, a->Dv, &b->g.dvalue, &b->g.dvalue_tangent) < 0 ||
         (c->packed ? make_packed_masks : make_mask)(b, wrt) < 0 || make_offset_bias(b, wrt & 1 << D_OFFSET_BIAS) < 0) {
         return -1;
     }
@@ -298,8 +306,8 @@ static int make_gradients(backward_call *b, long wrt) {
     if (wrt & 1 << D_SINKS && c->a.sinks.m.data == NULL) {
         return sa_error(PyExc_ValueError, "wrt names sinks, which were not given");
     }
-    const int status = make(b, wrt, D_SLOPES, c->lead, a->L, a->pairs ? 2 : 3, &b->g.dslope_rows);
-    return status < 0 ? -1 : make(b, wrt, D_SINKS, c->lead, a->L, a->pairs ? 2 : 1, &b->g.dsink_rows);
+    const int status = make(b, wrt, D_SLOPES, c->lead, a->L, a->with_tangents ? 2 : 3, &b->g.dslope_rows, NULL);
+    return status < 0 ? -1 : make(b, wrt, D_SINKS, c->lead, a->L, a->with_tangents ? 2 : 1, &b->g.dsink_rows, NULL);
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */

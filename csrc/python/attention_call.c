@@ -45,10 +45,10 @@ static void start(sa_call *c, int function) {
     sa_attention *a = &c->a;
     a->mask.m.data = a->key_bias.m.data = a->alibi.m.data = a->sinks.m.data = a->key_lengths.m.data =
         a->query_lengths.m.data = NULL;
-    a->pairs = function == SA_FN_JVP || function == SA_FN_HVP;
-    if (a->pairs) {
-        a->mask_tangent.m.data = a->offset_bias_tangent.m.data = a->alibi_tangent.m.data = a->sink_tangent.m.data =
-            NULL;
+    a->with_tangents = function == SA_FN_JVP || function == SA_FN_HVP;
+    if (a->with_tangents) {
+        a->query_tangent.m.data = a->key_tangent.m.data = a->value_tangent.m.data = a->mask_tangent.m.data =
+            a->offset_bias_tangent.m.data = a->alibi_tangent.m.data = a->sink_tangent.m.data = NULL;
         c->want_lse = function == SA_FN_JVP;
     }
     a->gate.m.data = a->offset_bias.m.data = a->lse.m.data = a->weights.m.data = a->stats.m.data = NULL;
@@ -556,6 +556,23 @@ static int read_bias(void *call, PyObject *value, const char *name, void *to) {
     return c->mask == NULL ? -1 : fill_mask(c, to, c->mask, dtype, name);
 }
 
+/* Reads the tangent of query, key or value, which has the same shape. */
+static int read_tangent(void *call, PyObject *value, const char *name, void *to) {
+    sa_call *c = call;
+    sa_dtype dtype;
+    PyArrayObject *of = to == &c->a.query_tangent ? c->query : to == &c->a.key_tangent ? c->key : c->value;
+    PyArrayObject *array = take_bias(c, value, name, &dtype);
+    if (array == NULL || sa_check_shape(name, array, PyArray_NDIM(of), PyArray_SHAPE(of)) < 0) {
+        return -1;
+    }
+    if (dtype == SA_F64 && !c->a.f64) {
+        return sa_error(PyExc_TypeError, "%s has dtype float64, but the call computes in float32: it would be narrowed",
+                        name);
+    }
+    sa_call_fill(c, to, array, dtype);
+    return 0;
+}
+
 static int read_mask_tangent(void *call, PyObject *value, const char *name, void *to) {
     sa_call *c = call;
     sa_dtype dtype;
@@ -779,10 +796,6 @@ int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *ar
         return -1;
     }
     c->want_unrounded = c->given.unrounded == Py_True;
-    if (c->a.pairs && (c->a.E % 2 != 0 || c->a.Dv % 2 != 0)) {
-        return sa_error(PyExc_ValueError, "query, key and value must be pairs: numbers and then their tangents");
-    }
-    const double width = (double)(c->a.pairs ? c->a.E / 2 : c->a.E);
-    c->a.scale = width > 0 ? 1 / sqrt(width) : 1;
+    c->a.scale = c->a.E > 0 ? 1 / sqrt((double)c->a.E) : 1;
     return sa_read_arguments(family, c, c->values, given);
 }

@@ -14,7 +14,7 @@ enum {
     SA_FN_CACHED,
     SA_FN_FORWARD, /* the forward half of a vjp */
     SA_FN_BACKWARD,
-    SA_FN_JVP, /* of pairs, whose gradients SA_FN_HVP makes */
+    SA_FN_JVP, /* with tangents, here and below */
     SA_FN_HVP,
     SA_FN_PACKED,
     SA_FN_PACKED_FORWARD,
@@ -28,12 +28,12 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
 
 /* Sets of functions. */
 #define SA_CACHED (1 << SA_FN_CACHED)
-#define SA_PAIRS (1 << SA_FN_JVP | 1 << SA_FN_HVP)
+#define SA_TANGENTS (1 << SA_FN_JVP | 1 << SA_FN_HVP)
 #define SA_DENSE_BACKWARD (1 << SA_FN_BACKWARD | 1 << SA_FN_HVP)
 #define SA_DENSE (1 << SA_FN_ATTENTION | SA_CACHED | 1 << SA_FN_FORWARD | SA_DENSE_BACKWARD | 1 << SA_FN_JVP)
 #define SA_PACKED (1 << SA_FN_PACKED | 1 << SA_FN_PACKED_FORWARD | 1 << SA_FN_PACKED_BACKWARD)
 #define SA_BOTH_HALVES (1 << SA_FN_FORWARD | 1 << SA_FN_BACKWARD)
-#define SA_BIASED (1 << SA_FN_ATTENTION | SA_BOTH_HALVES | SA_PAIRS)
+#define SA_BIASED (1 << SA_FN_ATTENTION | SA_BOTH_HALVES | SA_TANGENTS)
 #define SA_ALL (SA_DENSE | SA_PACKED)
 #define SA_FORWARD (1 << SA_FN_FORWARD | 1 << SA_FN_PACKED_FORWARD)
 #define SA_BACKWARD (SA_DENSE_BACKWARD | 1 << SA_FN_PACKED_BACKWARD)
@@ -60,16 +60,19 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
     P(key_lengths, "=None", SA_DENSE, read_lengths, a.key_lengths)                                                     \
     P(block_mask, "=None", SA_DENSE, sa_call_read_block_mask, block_masks)                                             \
     P(rng, "=None", SA_ALL, NULL, given)                                                                               \
-    P(return_lse, "=False", SA_ALL & ~SA_PAIRS, sa_read_flag, want_lse)                                                \
-    P(return_weights, "=False", SA_DENSE & ~SA_PAIRS, sa_read_flag, want_weights)                                      \
+    P(return_lse, "=False", SA_ALL & ~SA_TANGENTS, sa_read_flag, want_lse)                                                \
+    P(return_weights, "=False", SA_DENSE & ~SA_TANGENTS, sa_read_flag, want_weights)                                      \
     P(out, "=None", SA_ALL & ~(1 << SA_FN_JVP), NULL, given)                                                           \
     P(num_threads, "=None", SA_ALL, sa_read_threads, threads)                                                          \
     P(bias, "=None", SA_BIASED, read_bias, a.mask)                                                                     \
     P(offset_bias, "=None", SA_BIASED, read_offset_bias, a.offset_bias)                                                \
-    P(mask_tangent, "=None", SA_PAIRS, read_mask_tangent, a.mask_tangent)                                              \
-    P(offset_bias_tangent, "=None", SA_PAIRS, read_offset_bias, a.offset_bias_tangent)                                 \
-    P(alibi_tangents, "=None", SA_PAIRS, read_per_head, a.alibi_tangent)                                               \
-    P(sink_tangents, "=None", SA_PAIRS, read_per_head, a.sink_tangent)                                                 \
+    P(query_tangent, "=None", SA_TANGENTS, read_tangent, a.query_tangent)                                              \
+    P(key_tangent, "=None", SA_TANGENTS, read_tangent, a.key_tangent)                                                  \
+    P(value_tangent, "=None", SA_TANGENTS, read_tangent, a.value_tangent)                                              \
+    P(mask_tangent, "=None", SA_TANGENTS, read_mask_tangent, a.mask_tangent)                                              \
+    P(offset_bias_tangent, "=None", SA_TANGENTS, read_offset_bias, a.offset_bias_tangent)                                 \
+    P(alibi_tangents, "=None", SA_TANGENTS, read_per_head, a.alibi_tangent)                                               \
+    P(sink_tangents, "=None", SA_TANGENTS, read_per_head, a.sink_tangent)                                                 \
     P(query_lengths, "", SA_CACHED, read_lengths, a.query_lengths)                                                     \
     P(place, "=None", SA_BOTH_HALVES, NULL, given)                                                                     \
     P(key_bias, "=None", SA_BOTH_HALVES, read_key_bias, a.key_bias)                                                    \
@@ -77,6 +80,8 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
     P(grad_out, "=None", SA_BACKWARD, NULL, given)                                                                     \
     P(statistics, "=None", SA_BACKWARD, NULL, given)                                                                   \
     P(grad_lse, "=None", SA_BACKWARD, NULL, given)                                                                     \
+    P(grad_out_tangent, "=None", 1 << SA_FN_HVP, NULL, given)                                                          \
+    P(grad_lse_tangent, "=None", 1 << SA_FN_HVP, NULL, given)                                                          \
     P(wrt, "=7", SA_BACKWARD, NULL, given)
 
 /* The given arguments: borrowed, or NULL. */

@@ -54,7 +54,7 @@ PyAPI_FUNC(void) PyMem_RawFree(void *ptr);
 
 #include "selfattn.h"
 
-#define SA_MAX_PARAMETERS 40
+#define SA_MAX_PARAMETERS 48
 typedef uint64_t sa_parameter_set; /* bit n: parameter n */
 #define SA_MAX_FUNCTIONS 16
 

@@ -476,8 +476,8 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
     FN(backward_products)(b, s, first, done, n, nv, careful);
 }
 
-/* dQ += scale·dqT. */
-SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const real *dqT, int nv) {
+/* dQ += scale·dqT, in an array that begins `bytes` after dQ. */
+SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const real *dqT, ptrdiff_t bytes, int nv) {
     const ptrdiff_t E = b->g->a->E;
     const vec scale = V(set1)((real)b->g->a->scale);
     for (int v = 0; v < nv; ++v) {
@@ -485,7 +485,7 @@ SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const real *dqT, int nv)
             vec t[SA_LANES];
             FN(load_transposed)(dqT + (e * nv + v) * SA_LANES, nv * SA_LANES, E - e, SA_LANES, t);
             for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
-                real *to = (real *)(void *)b->grads->dquery[v * SA_LANES + i] + e;
+                real *to = (real *)(void *)(b->grads->dquery[v * SA_LANES + i] + bytes) + e;
                 FN(store_up_to)(to, V(fma)(scale, t[i], FN(load_up_to)(to, E - e)), E - e);
             }
         }
@@ -501,7 +501,7 @@ SA_ONCE void FN(backward_block)(const sa_backward_block *b, FN(gradient_scratch)
         return;
     }
     if (b->g->dquery.m.data) {
-        FN(add_dquery)(b, s->dqT, nv);
+        FN(add_dquery)(b, s->dqT, 0, nv);
     }
     for (int r = 0; b->g->dslope_rows.m.data && r < b->b.rows->count; ++r) {
         real *to = (void *)b->grads->dslope[r];

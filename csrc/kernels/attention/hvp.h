@@ -1,6 +1,6 @@
 /* Second derivatives of attention over a block: the gradients of backward.h and their tangents
- * (docs/theory/second_derivatives.md). Rows are pairs, as in jvp.h, and O, Ȯ, r, m and 1/l are those that it wrote. With
- * P = 2^(s − m)/l and Ṗ_ij = P_ij·(ṡ_ij − r_i):
+ * (docs/theory/second_derivatives.md). O, Ȯ, r, m and 1/l are those that jvp.h wrote. With P = 2^(s − m)/l and
+ * Ṗ_ij = P_ij·(ṡ_ij − r_i):
  *
  *     dV_j += P_ij·dO_i                      dV̇_j += Ṗ_ij·dO_i + P_ij·dȮ_i                          (10)
  *     dP_ij = V_j·dO_i                       dṖ_ij = V_j·dȮ_i + V̇_j·dO_i                            (11)
@@ -10,8 +10,7 @@
  *     dQ_i += scale·dX_ij·K_j                dQ̇_i += scale·(dẊ_ij·K_j + dX_ij·K̇_j)                  (15)
  *     dK_j += scale·dX_ij·Q_i                dK̇_j += scale·(dẊ_ij·Q_i + dX_ij·Q̇_i)                  (16)
  *
- * (14) is softcap's, of x_ij = c·atanh(t_ij). A gradient's row is a pair too, so one product makes dX·K and dX·K̇.
- * In the code the copies of dO and dȮ have dropout's factor 1/(1 − p).
+ * (14) is softcap's, of x_ij = c·atanh(t_ij). In the code the copies of dO and dȮ have dropout's factor 1/(1 − p).
  *
  * Closed pairs add to no product, as in backward.h.
  * Comes after kernels/attention/jvp.h and kernels/attention/backward.h. */
@@ -19,24 +18,24 @@
 /* A thread's scratch. Arrays of a tile are [keys][nv·lanes]. */
 typedef struct {
     FN(jvp_scratch) j;           /* its T becomes Ṗ */
-    real *q_rows, *do_rows;      /* pairs of Q times scale [W][E rounded up], of dO [W][Dv rounded up] */
-    real *dO;                    /* dO, dȮ and dO again [3/2·Dv][nv·lanes] */
-    real *dqT;                   /* [E rounded up + lanes][nv·lanes] */
+    real *do_rows, *do_tangent_rows; /* [W][Dv rounded up] */
+    real *dO;                    /* dO, dȮ and dO again [3·Dv][nv·lanes] */
+    real *dqT;                   /* dQ and dQ̇, without scale [2·E, and a vector][nv·lanes] */
     real *dS, *dS_tangent;       /* dP and dṖ at first */
     real *kept;                  /* P after dropout, or NULL */
     real *x_tangent;             /* ẋ, or NULL without softcap */
     real *marks;                 /* below 0 for closed pairs */
     FN(per_row) inverse, delta, delta_tangent, slope, slope_tangent;
-    bool finite; /* q_rows and do_rows are finite */
+    bool finite; /* Q, dO and their tangents are finite */
 } FN(hvp_scratch);
 
 SA_ONCE size_t FN(lay_out_hvp)(const sa_attention *a, char *base, FN(hvp_scratch) * s) {
     const size_t W = FN(backward_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv), tile = SA_KEYS_PER_TILE * W;
     size_t used = FN(lay_out_jvp)(a, base, &s->j);
-    SA_TAKE(q_rows, real, W * E);
     SA_TAKE(do_rows, real, W * Dv);
-    SA_TAKE(dO, real, (Dv + Dv / 2 + SA_LANES) * W);
-    SA_TAKE(dqT, real, (E + SA_LANES) * W);
+    SA_TAKE(do_tangent_rows, real, W * Dv);
+    SA_TAKE(dO, real, 3 * Dv * W);
+    SA_TAKE(dqT, real, (2 * E + SA_LANES) * W);
     SA_TAKE(dS, real, tile);
     SA_TAKE(dS_tangent, real, tile);
     SA_TAKE(marks, real, tile);
@@ -57,12 +56,10 @@ SA_ONCE void FN(start_hvp)(const sa_backward_block *b, FN(hvp_scratch) * s, int 
     const sa_rows *rows = b->b.rows;
     const ptrdiff_t lanes = nv * SA_LANES;
     const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
-    real query_factor[FN(backward_rows)], grad_factor[FN(backward_rows)];
-    FN(start_rows)(&b->b, &s->j.s, nv);
-    FN(copy_pairs_of_queries)(&b->b, &s->j.s, nv);
-    FN(start_slope_tangents)(&b->b, &s->j, nv);
+    real factor[FN(backward_rows)];
+    s->finite = FN(start_pairs)(&b->b, &s->j, nv);
     for (int r = 0; r < lanes; ++r) {
-        s->j.s.maximum[r] = s->j.s.tile_sum[r] = s->inverse[r] = s->j.r[r] = s->j.z[r] = 0;
+        s->j.s.maximum[r] = s->inverse[r] = s->j.r[r] = s->j.z[r] = 0;
         s->delta[r] = s->delta_tangent[r] = s->slope[r] = s->slope_tangent[r] = 0;
         if (r < rows->count) {
             const real *stats = (const void *)rows->stats[r], *delta = (const void *)b->grads->delta[r];
@@ -72,15 +69,14 @@ SA_ONCE void FN(start_hvp)(const sa_backward_block *b, FN(hvp_scratch) * s, int 
             s->j.z[r] = stats[3];
             s->delta[r] = delta[0];
             s->delta_tangent[r] = delta[1];
-            query_factor[r] = (real)a->scale;
-            grad_factor[r] = stats[1] != 0 ? keep : 0; /* a row without open keys has no gradient, whatever dO holds */
+            factor[r] = stats[1] != 0 ? keep : 0; /* a row without open keys has no gradient, whatever dO holds */
         }
     }
-    s->finite = FN(copy_rows)(rows->query, &a->query.m, rows->count, a->E, query_factor, s->q_rows);
-    s->finite &= FN(copy_rows)(b->grads->grad_out, &b->g->grad_out.m, rows->count, a->Dv, grad_factor, s->do_rows);
-    FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->dO, nv);
-    memcpy(s->dO + a->Dv * lanes, s->dO, (size_t)(a->Dv / 2 * lanes) * sizeof(real));
-    memset(s->dqT, 0, (FN(round_up)(a->E) + SA_LANES) * (size_t)lanes * sizeof(real));
+    s->finite &= FN(copy_both)(b->grads->grad_out, &b->g->grad_out.m, b->grads->grad_out_tangent,
+                               &b->g->grad_out_tangent.m, rows->count, a->Dv, factor, s->do_rows, s->do_tangent_rows,
+                               s->dO + a->Dv * lanes, nv);
+    memcpy(s->dO, s->dO + 2 * a->Dv * lanes, (size_t)(a->Dv * lanes) * sizeof(real));
+    memset(s->dqT, 0, (2 * FN(round_up)(a->E) + SA_LANES) * (size_t)lanes * sizeof(real));
 }
 
 /* ---- passes over a tile ------------------------------------------------------------------------------------------ */
@@ -166,30 +162,37 @@ SA_ONCE void FN(outer_open)(const real *W, const real *x, ptrdiff_t x_stride, co
     }
 }
 
+/* The gradient's rows of the tile's keys, dX_jᵀ·x and in its tangent dX_jᵀ·ẋ + dẊ_jᵀ·x: (10) and (16). */
+SA_ONCE void FN(second_outer)(const real *W, const real *W_tangent, const real *x, const real *x_tangent,
+                              const ptrdiff_t *end, int count, char *to, ptrdiff_t tangent, ptrdiff_t to_stride,
+                              ptrdiff_t width, int nv) {
+    const ptrdiff_t stride = (ptrdiff_t)FN(round_up)(width);
+    real *here = (void *)to, *there = (void *)(to + tangent);
+    FN(outer_open)(W, x, stride, end, count, here, to_stride, width, nv);
+    FN(outer_open)(W, x_tangent, stride, end, count, there, to_stride, width, nv);
+    FN(outer_open)(W_tangent, x, stride, end, count, there, to_stride, width, nv);
+}
+
 /* (10), (15) and (16). */
 SA_ONCE void FN(second_products)(const sa_backward_block *b, FN(hvp_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const sa_attention *a = b->g->a;
-    const ptrdiff_t E = a->E, Dv = a->Dv, lanes = nv * SA_LANES, at_key = first - b->first_key;
-    const ptrdiff_t q_stride = (ptrdiff_t)FN(round_up)(E), do_stride = (ptrdiff_t)FN(round_up)(Dv);
+    const ptrdiff_t E = a->E, lanes = nv * SA_LANES, at_key = (first - b->first_key) * (ptrdiff_t)sizeof(real);
     const int count = b->b.rows->count;
+    FN(scratch) *own = &s->j.s;
     ptrdiff_t end[SA_BACKWARD_VECS];
-    FN(open_ends)(b->b.rows, &s->j.s, first, n, nv, end);
+    FN(open_ends)(b->b.rows, own, first, n, nv, end);
     if (b->dvalue) {
-        real *to = (real *)(void *)b->dvalue + at_key * b->dvalue_stride;
-        FN(outer_open)(s->j.s.P, s->do_rows, do_stride, end, count, to, b->dvalue_stride, Dv, nv);
-        FN(outer_open)(s->j.T, s->do_rows, do_stride, end, count, to + Dv / 2, b->dvalue_stride, Dv / 2, nv);
+        FN(second_outer)(own->P, s->j.T, s->do_rows, s->do_tangent_rows, end, count,
+                         b->dvalue + at_key * b->dvalue_stride, b->g->dvalue_tangent, b->dvalue_stride, a->Dv, nv);
     }
     if (b->dkey) {
-        real *to = (real *)(void *)b->dkey + at_key * b->dkey_stride;
-        FN(outer_open)(s->dS, s->q_rows, q_stride, end, count, to, b->dkey_stride, E, nv);
-        FN(outer_open)(s->dS_tangent, s->q_rows, q_stride, end, count, to + E / 2, b->dkey_stride, E / 2, nv);
+        FN(second_outer)(s->dS, s->dS_tangent, s->j.q_rows, s->j.q_tangent_rows, end, count,
+                         b->dkey + at_key * b->dkey_stride, b->g->dkey_tangent, b->dkey_stride, E, nv);
     }
     if (b->g->dquery.m.data) {
-        const real *k = s->j.s.k, *ones = s->j.s.ones;
-        sa_ahead *ahead = &s->j.s.ahead;
-        FN(columns_times_lanes)(s->dS, k, s->j.s.k_stride, end, E, s->dqT, lanes, ones, ahead, nv);
-        FN(columns_times_lanes)(s->dS_tangent, k, s->j.s.k_stride, end, E / 2, s->dqT + E / 2 * lanes, lanes, ones,
-                                ahead, nv);
+        FN(columns_times_lanes)(s->dS, own->k, own->k_stride, end, 2 * E, s->dqT, lanes, own->ones, &own->ahead, nv);
+        FN(columns_times_lanes)(s->dS_tangent, own->k, own->k_stride, end, E, s->dqT + E * lanes, lanes, own->ones,
+                                &own->ahead, nv);
     }
 }
 
@@ -204,25 +207,28 @@ SA_INLINE void FN(add_two)(real *to, ptrdiff_t stride, const real *x, real w, co
 /* The same pair by pair, without the closed pairs. */
 SA_ONCE void FN(second_products_careful)(const sa_backward_block *b, FN(hvp_scratch) * s, ptrdiff_t first, ptrdiff_t n,
                                          ptrdiff_t lanes) {
-    const ptrdiff_t E = b->g->a->E / 2, Dv = b->g->a->Dv / 2, at_key = first - b->first_key;
+    const sa_attention_gradients *g = b->g;
+    const ptrdiff_t E = g->a->E, Dv = g->a->Dv, at_key = first - b->first_key, size = (ptrdiff_t)sizeof(real);
     for (ptrdiff_t j = 0; j < n; ++j) {
         for (int r = 0; r < b->b.rows->count; ++r) {
             const ptrdiff_t at = j * lanes + r;
             if (s->marks[at] < 0) {
                 continue;
             }
-            const real *q = s->q_rows + (size_t)r * FN(round_up)(2 * E), *k = s->j.s.k + j * s->j.s.k_stride;
-            const real *dout = s->do_rows + (size_t)r * FN(round_up)(2 * Dv);
+            const real *q = s->j.q_rows + (size_t)r * FN(round_up)(E), *k = s->j.s.k + j * s->j.s.k_stride;
+            const real *q_tangent = s->j.q_tangent_rows + (size_t)r * FN(round_up)(E);
+            const real *dout = s->do_rows + (size_t)r * FN(round_up)(Dv);
+            const real *dout_tangent = s->do_tangent_rows + (size_t)r * FN(round_up)(Dv);
             const real p = s->j.s.P[at], p_tangent = s->j.T[at], ds = s->dS[at], ds_tangent = s->dS_tangent[at];
             if (b->dvalue) {
-                real *to = (real *)(void *)b->dvalue + (at_key + j) * b->dvalue_stride;
-                FN(add_two)(to, 1, dout, p, dout, 0, Dv);
-                FN(add_two)(to + Dv, 1, dout + Dv, p, dout, p_tangent, Dv);
+                char *to = b->dvalue + (at_key + j) * b->dvalue_stride * size;
+                FN(add_two)((void *)to, 1, dout, p, dout, 0, Dv);
+                FN(add_two)((void *)(to + g->dvalue_tangent), 1, dout_tangent, p, dout, p_tangent, Dv);
             }
             if (b->dkey) {
-                real *to = (real *)(void *)b->dkey + (at_key + j) * b->dkey_stride;
-                FN(add_two)(to, 1, q, ds, q, 0, E);
-                FN(add_two)(to + E, 1, q + E, ds, q, ds_tangent, E);
+                char *to = b->dkey + (at_key + j) * b->dkey_stride * size;
+                FN(add_two)((void *)to, 1, q, ds, q, 0, E);
+                FN(add_two)((void *)(to + g->dkey_tangent), 1, q_tangent, ds, q, ds_tangent, E);
             }
             FN(add_two)(s->dqT + r, lanes, k, ds, k, 0, E);
             FN(add_two)(s->dqT + E * lanes + r, lanes, k + E, ds, k, ds_tangent, E);
@@ -233,9 +239,9 @@ SA_ONCE void FN(second_products_careful)(const sa_backward_block *b, FN(hvp_scra
 /* ---- tiles and blocks -------------------------------------------------------------------------------------------- */
 
 /* Writes dP and dṖ of (11). */
-SA_ONCE void FN(second_dweights)(const sa_backward_block *b, FN(hvp_scratch) * s, const real *value, ptrdiff_t stride,
+SA_ONCE void FN(second_dweights)(const sa_backward_block *b, FN(hvp_scratch) * s, const real *value,
                                  ptrdiff_t first, ptrdiff_t n, int nv) {
-    const ptrdiff_t Dv = b->g->a->Dv / 2, lanes = nv * SA_LANES;
+    const ptrdiff_t Dv = b->g->a->Dv, lanes = nv * SA_LANES, stride = FN(pair_stride)(Dv);
     FN(scratch) *own = &s->j.s;
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->b.rows, own, first, n, nv, end);
@@ -250,26 +256,25 @@ SA_ONCE void FN(second_tile)(const sa_backward_block *b, FN(hvp_scratch) * s, pt
     FN(scratch) *own = &s->j.s;
     const size_t bytes = (size_t)(n * nv * SA_LANES) * sizeof(real);
     bool masked = false;
-    ptrdiff_t v_stride;
     sa_plan_tile(&b->b, &own->ahead, &b->b.value, a->Dv, first);
     sa_plan_tile(&b->b, &own->ahead, &b->b.key, a->E, first + n);
-    if (!FN(score_pairs)(&b->b, own, s->j.T, first, n, nv, SA_SCORES_ALONE, &masked)) {
+    if (!FN(score_pairs)(&b->b, &s->j, first, n, nv, SA_SCORES_ALONE, &masked)) {
         return;
     }
     if (s->x_tangent) {
         memcpy(s->x_tangent, s->j.T, bytes);
     }
     FN(finish_tangents)(&b->b, &s->j, first, n, nv);
-    const real *value = FN(tile_rows)(&b->b, &b->b.value, &own->value, first, n, a->Dv, &v_stride);
-    const bool careful = masked && !(s->finite && FN(rows_finite)(own->k, own->k_stride, n, a->E) &&
-                                     FN(rows_finite)(value, v_stride, n, a->Dv));
+    const real *value = FN(pair_rows)(&b->b, &b->b.value, &b->b.value_tangent, &s->j.values, first, n, a->Dv);
+    const bool careful = masked && !(s->finite && FN(rows_finite)(own->k, own->k_stride, n, 2 * a->E) &&
+                                     FN(rows_finite)(value, FN(pair_stride)(a->Dv), n, 2 * a->Dv));
     FN(weights_tile)(&b->b, own, first, n, nv, masked, !careful);
     memcpy(s->marks, own->P, bytes);
     if (s->kept) {
         memcpy(s->kept, own->P, bytes);
         FN(drop)(a, own, s->kept, first, n, nv);
     }
-    FN(second_dweights)(b, s, value, v_stride, first, n, nv);
+    FN(second_dweights)(b, s, value, first, n, nv);
     FN(pass_second)(s, n, nv);
     if (b->with_mask) {
         FN(add_dmask)(b, s->dS, first, n, nv, 0);
@@ -308,26 +313,35 @@ SA_KERNEL void FN(attention_hvp_delta)(const sa_backward_block *b, void *scratch
     const sa_attention_gradients *g = b->g;
     const sa_attention *a = g->a;
     const sa_rows *rows = b->b.rows;
-    const ptrdiff_t Dv = a->Dv / 2;
+    const ptrdiff_t Dv = a->Dv;
+    const sa_matrix *const from[4] = {&a->out.m, &a->out.m, &g->grad_out.m, &g->grad_out_tangent.m};
     FN(hvp_scratch) layout, *s = &layout;
     FN(lay_out_hvp)(a, scratch, s);
     for (int r = 0; r < rows->count; ++r) {
         const real *stats = (const void *)rows->stats[r];
-        real *delta = (void *)b->grads->delta[r], *out = s->do_rows, *dout = out + FN(round_up)(a->Dv);
-        real dlse[2] = {0, 0};
+        const char *const row[4] = {rows->out[r], rows->out[r] + a->out_tangent, b->grads->grad_out[r],
+                                    b->grads->grad_out_tangent[r]};
+        real *delta = (void *)b->grads->delta[r], dlse[2] = {0, 0}, *x[4]; /* O, Ȯ, dO, dȮ */
         delta[0] = delta[1] = 0;
         if (stats[1] == 0) {
             continue;
         }
-        FN(load_row)(out, rows->out[r], a->out.m.col_stride, a->Dv, a->out.m.dtype, a->out.m.swapped);
-        FN(load_row)(dout, b->grads->grad_out[r], g->grad_out.m.col_stride, a->Dv, g->grad_out.m.dtype,
-                     g->grad_out.m.swapped);
-        if (g->grad_lse.m.data) {
-            FN(load_row)(dlse, b->grads->grad_lse[r], g->grad_lse.m.col_stride, 2, g->grad_lse.m.dtype,
-                         g->grad_lse.m.swapped);
+        for (int i = 0; i < 4; ++i) {
+            x[i] = s->dO + (size_t)i * FN(round_up)(Dv);
+            memset(x[i], 0, (size_t)Dv * sizeof(real));
+            if (row[i]) {
+                FN(load_row)(x[i], row[i], from[i]->col_stride, Dv, from[i]->dtype, from[i]->swapped);
+            }
         }
-        delta[0] = FN(dot)(out, dout, Dv) - dlse[0];
-        delta[1] = FN(dot)(out, dout + Dv, Dv) + FN(dot)(out + Dv, dout, Dv) - dlse[1];
+        if (b->grads->grad_lse[r]) {
+            FN(load_row)(dlse, b->grads->grad_lse[r], 0, 1, g->grad_lse.m.dtype, g->grad_lse.m.swapped);
+        }
+        if (b->grads->grad_lse_tangent[r]) {
+            const sa_matrix *m = &g->grad_lse_tangent.m;
+            FN(load_row)(dlse + 1, b->grads->grad_lse_tangent[r], 0, 1, m->dtype, m->swapped);
+        }
+        delta[0] = FN(dot)(x[0], x[2], Dv) - dlse[0];
+        delta[1] = FN(dot)(x[0], x[3], Dv) + FN(dot)(x[1], x[2], Dv) - dlse[1];
         real of_sink[2] = {0, 0}; /* w·δ and its tangent */
         if (a->sinks.m.data && rows->sink[r] != -INFINITY) {
             real weight[SA_LANES];
@@ -351,7 +365,7 @@ SA_KERNEL void FN(attention_hvp)(const sa_backward_block *b, void *scratch) {
     FN(hvp_scratch) layout, *s = &layout;
     const int nv = SA_CEIL_DIV(b->b.rows->count, SA_LANES);
     FN(lay_out_hvp)(b->g->a, scratch, s);
-    FN(forget_copies)(&b->b, &s->j.s);
+    FN(forget_pairs)(&b->b, &s->j);
     FN(start_hvp)(b, s, nv);
     SA_EACH_KEY_TILE(&b->b, first, n) {
         FN(second_tile)(b, s, first, n, nv);
@@ -360,7 +374,8 @@ SA_KERNEL void FN(attention_hvp)(const sa_backward_block *b, void *scratch) {
         return;
     }
     if (b->g->dquery.m.data) {
-        FN(add_dquery)(b, s->dqT, nv);
+        FN(add_dquery)(b, s->dqT, 0, nv);
+        FN(add_dquery)(b, s->dqT + b->g->a->E * nv * SA_LANES, b->g->dquery_tangent, nv);
     }
     for (int r = 0; b->g->dslope_rows.m.data && r < b->b.rows->count; ++r) {
         real *to = (void *)b->grads->dslope[r];

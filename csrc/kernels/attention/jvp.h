@@ -5,67 +5,153 @@
  *     r_i  = Σ_j P_ij·ṡ_ij                                          the tangent of lse    (8)
  *     Ȯ_i  = Σ_j P_ij·(ṡ_ij·V_j + V̇_j) − r_i·O_i                                          (9)
  *
- * gain is the derivative of softcap. A row of the call's arrays is a pair, the numbers and then their tangents, so a->E
- * and a->Dv are twice the width of one of them, and one product computes V and V̇ times P. The products are multiply-adds
- * on each instruction set.
+ * gain is the derivative of softcap. A tile's keys and values are copied with their tangents after them, so that one
+ * product computes V and V̇ times P. The products are multiply-adds on each instruction set.
  *
  * Closed pairs have P = 0 and P·ṡ = 0. Where that 0 would meet NaN or infinity, the block is computed again, and closed
  * pairs are skipped.
- * Comes after kernels/attention/forward.h. */
+ * Comes after kernels/attention/backward.h. */
 
-/* A thread's scratch for pairs. */
+/* A thread's scratch. W is the most rows of a block. */
 typedef struct {
-    FN(scratch) s;       /* its q holds Q, Q̇ and Q again [3/2·E][nv·lanes], its O holds O and Ȯ [Dv][nv·lanes] */
-    real *T;             /* [keys][nv·lanes]: ṡ, then P·ṡ */
-    real *rows;          /* [SA_LANES][keys]: tangents of a mask */
-    FN(per_row) r, z;    /* Σ_j of P·ṡ, and with ALiBi of P·|i + o − j|, without the factor 1/l */
+    FN(scratch) s;                  /* its q holds Q, Q̇ and Q again [3·E][nv·lanes], its O holds O and Ȯ [2·Dv][nv·lanes] */
+    FN(copies) keys, values;        /* rows of pair_stride numbers */
+    real *q_rows, *q_tangent_rows;  /* Q and Q̇ times scale [W][E rounded up] */
+    real *T;                        /* [keys][nv·lanes]: ṡ, then P·ṡ */
+    real *rows;                     /* [SA_LANES][keys]: tangents of a mask */
+    FN(per_row) r, z;               /* Σ_j of P·ṡ, and with ALiBi of P·|i + o − j|, without the factor 1/l */
     FN(per_row) slope_tangent;
 } FN(jvp_scratch);
 
+/* Numbers and tangents of a row, and a vector more, as rows of a power of two use too few sets of the caches. */
+SA_INLINE ptrdiff_t FN(pair_stride)(ptrdiff_t width) { return (ptrdiff_t)FN(round_up)(2 * width) + SA_LANES; }
+
+/* Lays out copies of keys or values: as many tiles as may be kept, and one more. */
+SA_ONCE size_t FN(lay_out_pairs)(FN(copies) * s, ptrdiff_t S, ptrdiff_t width, char *base, size_t used) {
+    const size_t tile = (size_t)FN(pair_stride)(width) * SA_KEYS_PER_TILE, tiles = SA_CEIL_DIV((size_t)S, SA_KEYS_PER_TILE);
+    const size_t most = SA_COPIED_BYTES / 2 / (tile * sizeof(real)), kept = SA_SMALLER(tiles, most);
+    s->room = (ptrdiff_t)(kept * SA_KEYS_PER_TILE);
+    SA_TAKE(rows, real, (kept + 1) * tile);
+    SA_TAKE(filled, unsigned char, kept);
+    return used;
+}
+
 SA_ONCE size_t FN(lay_out_jvp)(const sa_attention *a, char *base, FN(jvp_scratch) * s) {
-    const size_t W = FN(backward_rows), E = FN(round_up)(a->E);
+    const size_t W = FN(backward_rows), E = FN(round_up)(a->E), tile = SA_KEYS_PER_TILE * W;
     size_t used = FN(lay_out)(a, base, &s->s, W, NULL);
-    SA_TAKE(s.q, real, (E + E / 2 + SA_LANES) * W);
-    SA_TAKE(T, real, SA_KEYS_PER_TILE * W);
+    used = FN(lay_out_pairs)(&s->keys, a->S, a->E, base, used);
+    used = FN(lay_out_pairs)(&s->values, a->S, a->Dv, base, used);
+    SA_TAKE(s.q, real, 3 * E * W);
+    SA_TAKE(s.O, real, 2 * FN(round_up)(a->Dv) * W);
+    SA_TAKE(q_rows, real, E * W);
+    SA_TAKE(q_tangent_rows, real, E * W);
+    SA_TAKE(T, real, tile);
     SA_TAKE(rows, real, SA_KEYS_PER_TILE * SA_LANES);
     if (a->softcap > 0) {
-        SA_TAKE(s.gain, real, SA_KEYS_PER_TILE * W);
+        SA_TAKE(s.gain, real, tile);
     }
     s->s.holds_tanh = true;
     return used;
 }
 
-/* Writes queries as factors: Q times scale·log2 e for scores in log2 units, then Q̇ and Q times scale for (7). */
-SA_ONCE void FN(copy_pairs_of_queries)(const sa_block *b, FN(scratch) * s, int nv) {
-    const ptrdiff_t count = b->a->E / 2 * nv * SA_LANES;
-    const vec natural = V(set1)((real)0.69314718055994530942);
-    FN(copy_queries)(b, s, nv);
-    for (ptrdiff_t i = 0; i < count; i += SA_LANES) {
-        V(store)(s->q + count + i, V(load)(s->q + count + i) * natural);
-        V(store)(s->q + 2 * count + i, V(load)(s->q + i) * natural);
+SA_ONCE void FN(forget_pairs)(const sa_block *b, FN(jvp_scratch) * s) {
+    if (!b->holds_copies) {
+        FN(forget_tiles)(&s->keys);
+        FN(forget_tiles)(&s->values);
     }
 }
 
-/* Writes a tile's scores to s->P as score_tile does, and the products of (7) to T. False if the whole tile is closed. */
-SA_ONCE bool FN(score_pairs)(const sa_block *b, FN(scratch) * s, real *T, ptrdiff_t first, ptrdiff_t n, int nv,
-                             bool want_top, bool *masked) {
-    const ptrdiff_t E = b->a->E / 2, lanes = nv * SA_LANES;
-    const int state = FN(inspect_tile)(b, s, first, n);
+/* ---- rows with their tangents ------------------------------------------------------------------------------------ */
+
+SA_ONCE void FN(copy_pairs)(real *to, const sa_matrix *m, const sa_matrix *tangent, ptrdiff_t first, ptrdiff_t n,
+                            ptrdiff_t width) {
+    for (ptrdiff_t key = first; key < first + n; ++key, to += FN(pair_stride)(width)) {
+        FN(load_row)(to, m->data + key * m->row_stride, m->col_stride, width, m->dtype, m->swapped);
+        if (tangent->data) {
+            FN(load_row)(to + width, tangent->data + key * tangent->row_stride, tangent->col_stride, width,
+                         tangent->dtype, tangent->swapped);
+        } else {
+            memset(to + width, 0, (size_t)width * sizeof(real));
+        }
+    }
+}
+
+/* The tile's rows as real[n][pair_stride]; copies them unless they are copied already. */
+SA_ONCE const real *FN(pair_rows)(const sa_block *b, const sa_matrix *m, const sa_matrix *tangent, FN(copies) * copies,
+                                  ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
+    const ptrdiff_t at = first - b->copied_from, stride = FN(pair_stride)(width);
+    if (at + n > copies->room) {
+        real *copied = copies->rows + copies->room * stride;
+        FN(copy_pairs)(copied, m, tangent, first, n, width);
+        return copied;
+    }
+    for (ptrdiff_t cell = at / SA_KEYS_PER_TILE; cell * SA_KEYS_PER_TILE < at + n; ++cell) {
+        if (!copies->filled[cell]) {
+            const ptrdiff_t row = cell * SA_KEYS_PER_TILE, from = b->copied_from + row;
+            FN(copy_pairs)(copies->rows + row * stride, m, tangent, from, SA_SMALLER(b->a->S - from, SA_KEYS_PER_TILE),
+                           width);
+            copies->filled[cell] = 1;
+        }
+    }
+    return copies->rows + at * stride;
+}
+
+/* Copies the rows of an array to x and of its tangent to x_tangent, times a factor for each row. xT [2·width][nv·lanes],
+ * the tangent and then the array, is their factor of products with pairs. True if all is finite. */
+SA_ONCE bool FN(copy_both)(const char *const *row, const sa_matrix *m, const char *const *tangent_row,
+                           const sa_matrix *tangent, int count, ptrdiff_t width, const real *factor, real *x,
+                           real *x_tangent, real *xT, int nv) {
+    real factors[FN(backward_rows)];
+    for (int r = 0; r < count; ++r) {
+        factors[r] = tangent_row[r] ? factor[r] : 0;
+    }
+    bool finite = FN(copy_rows)(row, m, count, width, factor, x);
+    finite &= FN(copy_rows)(tangent_row, tangent, count, width, factors, x_tangent);
+    FN(transpose_rows)(x_tangent, count, width, xT, nv);
+    FN(transpose_rows)(x, count, width, xT + width * nv * SA_LANES, nv);
+    return finite;
+}
+
+/* Begins a block: factors of its products, and the slopes' tangents. True if queries and tangents are finite. */
+SA_ONCE bool FN(start_pairs)(const sa_block *b, FN(jvp_scratch) * s, int nv) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    real factor[FN(backward_rows)];
+    FN(start_rows)(b, &s->s, nv);
+    for (int r = 0; r < nv * SA_LANES; ++r) {
+        factor[r] = (real)a->scale;
+        s->slope_tangent[r] = a->alibi_tangent.m.data && r < rows->count ? (real)rows->slope_tangent[r] : 0;
+        s->s.tile_sum[r] = 0;
+    }
+    FN(copy_queries)(b, &s->s, nv);
+    return FN(copy_both)(rows->query, &a->query.m, rows->query_tangent, &a->query_tangent.m, rows->count, a->E, factor,
+                         s->q_rows, s->q_tangent_rows, s->s.q + a->E * nv * SA_LANES, nv);
+}
+
+/* Writes a tile's scores to s->s.P as score_tile does, and the products of (7) to T. False if the whole tile is
+ * closed. */
+SA_ONCE bool FN(score_pairs)(const sa_block *b, FN(jvp_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool want_top,
+                             bool *masked) {
+    FN(scratch) *own = &s->s;
+    const ptrdiff_t E = b->a->E, lanes = nv * SA_LANES;
+    const int state = FN(inspect_tile)(b, own, first, n);
     ptrdiff_t end[SA_BACKWARD_VECS];
     if (state == SA_TILE_CLOSED) {
-        sa_fetch_rest(&s->ahead);
+        sa_fetch_rest(&own->ahead);
         *masked = true;
         return false;
     }
-    FN(copy_vectors)(s->top, s->maximum, nv);
-    s->factor = 1;
-    FN(spread_ahead)(s, n);
-    s->k = FN(tile_rows)(b, &b->key, &s->key, first, n, b->a->E, &s->k_stride);
-    FN(open_ends)(b->rows, s, first, n, nv, end);
-    FN(rows_times_lanes)(s->q, s->k, s->k_stride, end, E, s->P, lanes, s->top, &s->ahead, nv);
-    FN(rows_times_lanes)(s->q + E * lanes, s->k, s->k_stride, end, 2 * E, T, lanes, s->tile_sum, &s->ahead, nv);
-    sa_fetch_rest(&s->ahead);
-    FN(finish_scores)(b, s, first, n, nv, state, true, want_top, masked);
+    FN(copy_vectors)(own->top, own->maximum, nv);
+    own->factor = 1;
+    FN(spread_ahead)(own, n);
+    own->k = FN(pair_rows)(b, &b->key, &b->key_tangent, &s->keys, first, n, E);
+    own->k_stride = FN(pair_stride)(E);
+    FN(open_ends)(b->rows, own, first, n, nv, end);
+    FN(rows_times_lanes)(own->q, own->k, own->k_stride, end, E, own->P, lanes, own->top, &own->ahead, nv);
+    FN(rows_times_lanes)(own->q + E * lanes, own->k, own->k_stride, end, 2 * E, s->T, lanes, own->tile_sum, &own->ahead,
+                         nv);
+    sa_fetch_rest(&own->ahead);
+    FN(finish_scores)(b, own, first, n, nv, state, true, want_top, masked);
     return true;
 }
 
@@ -109,12 +195,6 @@ SA_ONCE void FN(finish_tangents)(const sa_block *b, FN(jvp_scratch) * s, ptrdiff
     if (a->offset_bias_tangent.m.data) {
         FN(add_mask_tangent)(rows->offset_bias_tangent, rows->count, &a->offset_bias_tangent.m, s->rows, s->T, first, n,
                              nv);
-    }
-}
-
-SA_ONCE void FN(start_slope_tangents)(const sa_block *b, FN(jvp_scratch) * s, int nv) {
-    for (int r = 0; r < nv * SA_LANES; ++r) {
-        s->slope_tangent[r] = b->a->alibi_tangent.m.data && r < b->rows->count ? (real)b->rows->slope_tangent[r] : 0;
     }
 }
 
@@ -164,24 +244,24 @@ SA_ONCE void FN(drop_pairs)(const sa_attention *a, FN(jvp_scratch) * s, ptrdiff_
 /* O = α·O + P·[V, V̇], and (P·ṡ)·V is added to its second half. */
 SA_ONCE void FN(add_pairs_of_values)(const sa_block *b, FN(jvp_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
                                      bool careful) {
-    const ptrdiff_t Dv = b->a->Dv, lanes = nv * SA_LANES;
-    ptrdiff_t v_stride, end[SA_BACKWARD_VECS];
-    const real *v = FN(tile_rows)(b, &b->value, &s->s.value, first, n, Dv, &v_stride);
-    real *tangents = s->s.O + Dv / 2 * lanes;
+    const ptrdiff_t Dv = b->a->Dv, lanes = nv * SA_LANES, stride = FN(pair_stride)(Dv);
+    ptrdiff_t end[SA_BACKWARD_VECS];
+    const real *v = FN(pair_rows)(b, &b->value, &b->value_tangent, &s->values, first, n, Dv);
+    real *tangents = s->s.O + Dv * lanes;
     if (careful) {
-        FN(values_careful)(s->s.P, s->s.P, v, v_stride, n, Dv, s->s.O, s->s.alpha, nv);
-        FN(values_careful)(s->s.P, s->T, v, v_stride, n, Dv / 2, tangents, s->s.ones, nv);
+        FN(values_careful)(s->s.P, s->s.P, v, stride, n, 2 * Dv, s->s.O, s->s.alpha, nv);
+        FN(values_careful)(s->s.P, s->T, v, stride, n, Dv, tangents, s->s.ones, nv);
         return;
     }
     FN(open_ends)(b->rows, &s->s, first, n, nv, end);
-    FN(columns_times_lanes)(s->s.P, v, v_stride, end, Dv, s->s.O, lanes, s->s.alpha, &s->s.ahead, nv);
-    FN(columns_times_lanes)(s->T, v, v_stride, end, Dv / 2, tangents, lanes, s->s.ones, &s->s.ahead, nv);
+    FN(columns_times_lanes)(s->s.P, v, stride, end, 2 * Dv, s->s.O, lanes, s->s.alpha, &s->s.ahead, nv);
+    FN(columns_times_lanes)(s->T, v, stride, end, Dv, tangents, lanes, s->s.ones, &s->s.ahead, nv);
 }
 
 /* Subtracts r·O of (9), and writes r and z as statistics and r as the tangent of lse. */
 SA_ONCE void FN(end_tangents)(const sa_block *b, FN(jvp_scratch) * s, int nv) {
     const sa_attention *a = b->a;
-    const ptrdiff_t Dv = a->Dv / 2, lanes = nv * SA_LANES;
+    const ptrdiff_t Dv = a->Dv, lanes = nv * SA_LANES;
     for (int r = 0; r < b->rows->count; ++r) {
         const real l = s->s.sum[r], mean = l == 0 ? 0 : s->r[r] / l;
         s->r[r] = mean;
@@ -191,7 +271,7 @@ SA_ONCE void FN(end_tangents)(const sa_block *b, FN(jvp_scratch) * s, int nv) {
             stats[3] = l == 0 ? 0 : s->z[r] / l;
         }
         if (a->lse.m.data) {
-            memcpy(b->rows->lse[r] + sizeof mean, &mean, sizeof mean);
+            memcpy(b->rows->lse[r] + a->lse_tangent, &mean, sizeof mean);
         }
     }
     for (int v = 0; v < nv; ++v) {
@@ -203,22 +283,37 @@ SA_ONCE void FN(end_tangents)(const sa_block *b, FN(jvp_scratch) * s, int nv) {
     }
 }
 
+/* Writes O and Ȯ. True if all is finite. */
+SA_ONCE bool FN(write_both)(const sa_block *b, FN(jvp_scratch) * s, int nv) {
+    sa_rows *rows = b->rows;
+    real *O = s->s.O;
+    bool finite = FN(write_wide)(b, &s->s, s->s.alpha, NULL, nv);
+    s->s.O += b->a->Dv * nv * SA_LANES;
+    for (int r = 0; r < rows->count; ++r) {
+        rows->out[r] += b->a->out_tangent;
+    }
+    finite &= FN(write_wide)(b, &s->s, s->s.alpha, NULL, nv);
+    s->s.O = O;
+    for (int r = 0; r < rows->count; ++r) {
+        rows->out[r] -= b->a->out_tangent;
+    }
+    return finite;
+}
+
 /* True if the block must be computed again, carefully. */
 SA_ONCE bool FN(run_jvp)(const sa_block *b, FN(jvp_scratch) * s, int nv, bool careful) {
     const sa_attention *a = b->a;
     bool masked = false;
-    FN(start_rows)(b, &s->s, nv);
-    FN(copy_pairs_of_queries)(b, &s->s, nv);
-    FN(start_slope_tangents)(b, s, nv);
-    memset(s->s.O, 0, (size_t)(a->Dv * nv * SA_LANES) * sizeof(real));
+    FN(start_pairs)(b, s, nv);
+    memset(s->s.O, 0, (size_t)(2 * a->Dv * nv * SA_LANES) * sizeof(real));
     for (int r = 0; r < nv * SA_LANES; ++r) { /* the sink's weight is 1 so far */
         const bool sinks = a->sink_tangent.m.data && r < b->rows->count && s->s.sum[r] == 1;
         s->r[r] = sinks ? (real)b->rows->sink_tangent[r] : 0;
-        s->s.tile_sum[r] = s->z[r] = 0;
+        s->z[r] = 0;
     }
     SA_EACH_KEY_TILE(b, first, n) {
         sa_plan_tile(b, &s->s.ahead, &b->value, a->Dv, first);
-        if (!FN(score_pairs)(b, &s->s, s->T, first, n, nv, SA_WITH_MAXIMA, &masked)) {
+        if (!FN(score_pairs)(b, s, first, n, nv, SA_WITH_MAXIMA, &masked)) {
             continue;
         }
         FN(finish_tangents)(b, s, first, n, nv);
@@ -243,7 +338,7 @@ SA_ONCE bool FN(run_jvp)(const sa_block *b, FN(jvp_scratch) * s, int nv, bool ca
     }
     FN(end_rows)(b, &s->s, nv);
     FN(end_tangents)(b, s, nv);
-    return !FN(write_wide)(b, &s->s, s->s.alpha, NULL, nv) && (masked || FN(may_close)(b));
+    return !FN(write_both)(b, s, nv) && (masked || FN(may_close)(b));
 }
 
 /* ---- the table's entries ----------------------------------------------------------------------------------------- */
@@ -256,7 +351,7 @@ SA_KERNEL size_t FN(jvp_scratch_bytes)(const sa_attention *a) {
 SA_KERNEL void FN(attention_jvp)(const sa_block *b, void *scratch) {
     FN(jvp_scratch) s;
     FN(lay_out_jvp)(b->a, scratch, &s);
-    FN(forget_copies)(b, &s.s);
+    FN(forget_pairs)(b, &s);
     const int nv = SA_CEIL_DIV(b->rows->count, SA_LANES);
     if (FN(run_jvp)(b, &s, nv, false)) {
         FN(run_jvp)(b, &s, nv, true);
