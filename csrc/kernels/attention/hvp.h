@@ -190,9 +190,11 @@ SA_ONCE void FN(second_products)(const sa_backward_block *b, FN(hvp_scratch) * s
                          b->dkey + at_key * b->dkey_stride, b->g->dkey_tangent, b->dkey_stride, E, nv);
     }
     if (b->g->dquery.m.data) {
-        FN(columns_times_lanes)(s->dS, own->k, own->k_stride, end, 2 * E, s->dqT, lanes, own->ones, &own->ahead, nv);
-        FN(columns_times_lanes)(s->dS_tangent, own->k, own->k_stride, end, E, s->dqT + E * lanes, lanes, own->ones,
-                                &own->ahead, nv);
+        real *tangents = s->dqT + E * lanes;
+        FN(columns_times_lanes)(s->dS, own->k, own->k_stride, end, E, s->dqT, lanes, own->ones, &own->ahead, nv);
+        FN(columns_times_lanes)(s->dS, own->k + E, own->k_stride, end, E, tangents, lanes, own->ones, &own->ahead, nv);
+        FN(columns_times_lanes)(s->dS_tangent, own->k, own->k_stride, end, E, tangents, lanes, own->ones, &own->ahead,
+                                nv);
     }
 }
 

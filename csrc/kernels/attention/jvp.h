@@ -254,7 +254,8 @@ SA_ONCE void FN(add_pairs_of_values)(const sa_block *b, FN(jvp_scratch) * s, ptr
         return;
     }
     FN(open_ends)(b->rows, &s->s, first, n, nv, end);
-    FN(columns_times_lanes)(s->s.P, v, stride, end, 2 * Dv, s->s.O, lanes, s->s.alpha, &s->s.ahead, nv);
+    FN(columns_times_lanes)(s->s.P, v, stride, end, Dv, s->s.O, lanes, s->s.alpha, &s->s.ahead, nv);
+    FN(columns_times_lanes)(s->s.P, v + Dv, stride, end, Dv, tangents, lanes, s->s.alpha, &s->s.ahead, nv);
     FN(columns_times_lanes)(s->T, v, stride, end, Dv, tangents, lanes, s->s.ones, &s->s.ahead, nv);
 }
 
