@@ -96,8 +96,8 @@ typedef struct {
     bool by_rows; /* a row's bits depend on the keys that it may see, and neither on other rows nor on L or S */
 
     sa_tensor query, key, value;
-    sa_tensor mask;     /* boolean or float, (B…, L, S) */
-    sa_tensor gate;     /* a boolean mask beside a float mask */
+    sa_tensor mask;        /* boolean or float, (B…, L, S) */
+    sa_tensor gate;        /* a boolean mask beside a float mask */
     sa_tensor offset_bias; /* a second float mask, whose rows are the same numbers, shifted by one from row to row */
     sa_tensor key_bias; /* (B…, 1, S), contiguous, of the type that computes: added to scores; one for each key head */
     sa_tensor alibi;    /* float64 scalars */
@@ -187,7 +187,7 @@ typedef struct {
     ptrdiff_t grain_blocks;             /* a row range has a multiple of this many blocks */
     ptrdiff_t mask_groups, together;    /* groups that share a float mask, and how many of them work at the same time */
     ptrdiff_t turns, turns_at_once, tasks;
-    ptrdiff_t delta_count; /* one for each row of each head; with tangents two */
+    ptrdiff_t delta_count;    /* one for each row of each head; with tangents two */
     ptrdiff_t diagonal_count; /* sums of tasks for the gradient of offset_bias */
     size_t scratch_bytes;
     size_t gathered_at;  /* offset in scratch of a task's dK and dV; 0: they are in place */

@@ -95,8 +95,9 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
         return SA_TOO_LARGE;
     }
     plan->tasks = (ptrdiff_t)tasks;
-    plan->scratch_bytes = sa_whole_lines(a->with_tangents ? kernels->jvp_scratch_bytes(a) : kernels->attention_scratch(a)) +
-                          SA_CACHE_LINE;
+    plan->scratch_bytes =
+        sa_whole_lines(a->with_tangents ? kernels->jvp_scratch_bytes(a) : kernels->attention_scratch(a)) +
+        SA_CACHE_LINE;
     if (plan->chunks > 1 && !sa_multiply(tasks, partial_bytes(a, plan) + sizeof(ptrdiff_t), &plan->partial_bytes)) {
         return SA_TOO_LARGE;
     }

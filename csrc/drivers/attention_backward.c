@@ -143,8 +143,8 @@ static bool is_spread(const sa_attention *a, const sa_matrix *m, ptrdiff_t width
 /* Bytes of gathered gradients; 0: nothing is gathered. */
 static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
-    const bool lines = plan->range_blocks * plan->turns_at_once >= SA_LEAST_BLOCKS_TO_GATHER &&
-                       !a->with_tangents && sa_kernels_for(a->f64)->adds_by_lines(a);
+    const bool lines = plan->range_blocks * plan->turns_at_once >= SA_LEAST_BLOCKS_TO_GATHER && !a->with_tangents &&
+                       sa_kernels_for(a->f64)->adds_by_lines(a);
     if (!is_spread(a, &g->dkey.m, a->E, lines) && !is_spread(a, &g->dvalue.m, a->Dv, lines)) {
         return 0;
     }
@@ -201,7 +201,8 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     take(plan, (a->with_tangents ? kernels->hvp_scratch_bytes : kernels->backward_scratch)(g));
     const size_t gathered = gathered_bytes(g, plan);
     plan->gathered_at = gathered > 0 ? take(plan, gathered) : 0;
-    plan->mask_sums_at = take(plan, sums_mask_in_scratch(g, plan) ? mask_sums_bytes(a) * (a->with_tangents ? 2 : 1) : 0);
+    plan->mask_sums_at =
+        take(plan, sums_mask_in_scratch(g, plan) ? mask_sums_bytes(a) * (a->with_tangents ? 2 : 1) : 0);
     if (g->doffset_bias.m.data) {
         plan->diagonal_count = diagonal_count(g, plan) * (a->with_tangents ? 2 : 1);
     }
@@ -366,8 +367,8 @@ static void point_to_diagonals(const sa_backward_plan *plan, const range_state *
     b->diagonal_tangent = diagonal_count(b->g, plan) * (ptrdiff_t)sa_element_size(a->f64);
     for (int r = 0; r < rows->count; ++r) {
         const ptrdiff_t head = (ptrdiff_t)rows->head[r] - a->first_head, before = a->L - 1 - rows->index[r];
-        b->grads->diagonals[r] = task_diagonals(b->g, plan, head, at->key / plan->range_keys) +
-                                 before * (ptrdiff_t)sa_element_size(a->f64);
+        b->grads->diagonals[r] =
+            task_diagonals(b->g, plan, head, at->key / plan->range_keys) + before * (ptrdiff_t)sa_element_size(a->f64);
     }
 }
 
@@ -557,8 +558,7 @@ static void diagonals_of_head(const sa_attention_gradients *g, const sa_backward
     for (ptrdiff_t which = 0; which < (a->with_tangents ? 2 : 1); ++which) {
         char *to = g->doffset_bias.m.data + (which * heads + head) * all * size;
         for (ptrdiff_t range = 0, key = 0; key < a->S; ++range, key += plan->range_keys) {
-            add_sums(a, to + key * size,
-                     task_diagonals(g, plan, head, range) + which * diagonal_count(g, plan) * size,
+            add_sums(a, to + key * size, task_diagonals(g, plan, head, range) + which * diagonal_count(g, plan) * size,
                      sa_smaller(diagonals_of(g, plan), all - key));
         }
     }

@@ -100,7 +100,7 @@ typedef struct {
     ptrdiff_t first_diagonal;             /* the key of the first column of the rows of `diagonals` */
     /* Bytes from a sum to its tangent. */
     ptrdiff_t dmask_tangent, diagonal_tangent;
-    bool mask_only;                       /* adds to the mask's gradient alone */
+    bool mask_only; /* adds to the mask's gradient alone */
     bool with_mask;
     bool (*cancelled)(const sa_attention *a); /* asked every SA_ELEMENTS_AT_ONCE elements of keys and values */
 } sa_backward_block;

@@ -600,8 +600,9 @@ static int read_offset_bias(void *call, PyObject *value, const char *name, void 
         npy_intp dims[NPY_MAXDIMS + 2];
         memcpy(dims, c->lead, (size_t)a->n_lead * sizeof *dims);
         dims[a->n_lead] = length;
-        return sa_error(PyExc_ValueError, "%s must broadcast to (..., L + S - 1) = %s without enlarging it, got shape %s",
-                        name, sa_shape_text(a->n_lead + 1, dims), sa_shape_of(array));
+        return sa_error(PyExc_ValueError,
+                        "%s must broadcast to (..., L + S - 1) = %s without enlarging it, got shape %s", name,
+                        sa_shape_text(a->n_lead + 1, dims), sa_shape_of(array));
     }
     if (!empty) {
         sa_fill_tensor(t, array, dtype, a->n_lead, 1);

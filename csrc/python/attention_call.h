@@ -60,8 +60,8 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
     P(key_lengths, "=None", SA_DENSE, read_lengths, a.key_lengths)                                                     \
     P(block_mask, "=None", SA_DENSE, sa_call_read_block_mask, block_masks)                                             \
     P(rng, "=None", SA_ALL, NULL, given)                                                                               \
-    P(return_lse, "=False", SA_ALL & ~SA_TANGENTS, sa_read_flag, want_lse)                                                \
-    P(return_weights, "=False", SA_DENSE & ~SA_TANGENTS, sa_read_flag, want_weights)                                      \
+    P(return_lse, "=False", SA_ALL & ~SA_TANGENTS, sa_read_flag, want_lse)                                             \
+    P(return_weights, "=False", SA_DENSE & ~SA_TANGENTS, sa_read_flag, want_weights)                                   \
     P(out, "=None", SA_ALL & ~(1 << SA_FN_JVP), NULL, given)                                                           \
     P(num_threads, "=None", SA_ALL, sa_read_threads, threads)                                                          \
     P(bias, "=None", SA_BIASED, read_bias, a.mask)                                                                     \
@@ -69,10 +69,10 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
     P(query_tangent, "=None", SA_TANGENTS, read_tangent, a.query_tangent)                                              \
     P(key_tangent, "=None", SA_TANGENTS, read_tangent, a.key_tangent)                                                  \
     P(value_tangent, "=None", SA_TANGENTS, read_tangent, a.value_tangent)                                              \
-    P(mask_tangent, "=None", SA_TANGENTS, read_mask_tangent, a.mask_tangent)                                              \
-    P(offset_bias_tangent, "=None", SA_TANGENTS, read_offset_bias, a.offset_bias_tangent)                                 \
-    P(alibi_tangents, "=None", SA_TANGENTS, read_per_head, a.alibi_tangent)                                               \
-    P(sink_tangents, "=None", SA_TANGENTS, read_per_head, a.sink_tangent)                                                 \
+    P(mask_tangent, "=None", SA_TANGENTS, read_mask_tangent, a.mask_tangent)                                           \
+    P(offset_bias_tangent, "=None", SA_TANGENTS, read_offset_bias, a.offset_bias_tangent)                              \
+    P(alibi_tangents, "=None", SA_TANGENTS, read_per_head, a.alibi_tangent)                                            \
+    P(sink_tangents, "=None", SA_TANGENTS, read_per_head, a.sink_tangent)                                              \
     P(query_lengths, "", SA_CACHED, read_lengths, a.query_lengths)                                                     \
     P(place, "=None", SA_BOTH_HALVES, NULL, given)                                                                     \
     P(key_bias, "=None", SA_BOTH_HALVES, read_key_bias, a.key_bias)                                                    \
@@ -99,12 +99,12 @@ typedef struct {
     PyArrayObject *owned[SA_MAX_OWNED]; /* all arrays that the call reads */
     const char *owned_names[SA_MAX_OWNED];
     int owned_count;
-    PyArrayObject *query, *key, *value;        /* borrowed */
-    PyArrayObject *mask;                       /* borrowed: the mask or bias that was read last, or NULL */
-    PyArrayObject *results[SA_RESULTS];        /* owned; NULL: not requested */
+    PyArrayObject *query, *key, *value; /* borrowed */
+    PyArrayObject *mask;                /* borrowed: the mask or bias that was read last, or NULL */
+    PyArrayObject *results[SA_RESULTS]; /* owned; NULL: not requested */
     sa_dtype result, computes;
     bool packed, enable_gqa, lower_right, want_lse, want_weights;
-    bool has_bias; /* mask is the bias */
+    bool has_bias;                   /* mask is the bias */
     bool want_stats, want_unrounded; /* a vjp needs these */
     bool looks_at_mask;              /* warns of a mask that probably means something else; only in the plain call */
     int threads;

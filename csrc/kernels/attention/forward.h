@@ -397,9 +397,7 @@ SA_INLINE void FN(take_sum)(FN(scratch) * s, int nv) {
 }
 
 /* True if a mask or a bias may close pairs. */
-SA_INLINE bool FN(may_close)(const sa_block *b) {
-    return b->a->mask.m.data || b->key_bias || b->a->offset_bias.m.data;
-}
+SA_INLINE bool FN(may_close)(const sa_block *b) { return b->a->mask.m.data || b->key_bias || b->a->offset_bias.m.data; }
 
 /* Writes a partial result, or output, lse and weights. True if the block must be computed again, because its output is
  * not finite and some pair may be closed. */

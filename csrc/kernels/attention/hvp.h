@@ -17,14 +17,14 @@
 
 /* A thread's scratch. Arrays of a tile are [keys][nv·lanes]. */
 typedef struct {
-    FN(jvp_scratch) j;           /* its T becomes Ṗ */
+    FN(jvp_scratch) j;               /* its T becomes Ṗ */
     real *do_rows, *do_tangent_rows; /* [W][Dv rounded up] */
-    real *dO;                    /* dO, dȮ and dO again [3·Dv][nv·lanes] */
-    real *dqT;                   /* dQ and dQ̇, without scale [2·E, and a vector][nv·lanes] */
-    real *dS, *dS_tangent;       /* dP and dṖ at first */
-    real *kept;                  /* P after dropout, or NULL */
-    real *x_tangent;             /* ẋ, or NULL without softcap */
-    real *marks;                 /* below 0 for closed pairs */
+    real *dO;                        /* dO, dȮ and dO again [3·Dv][nv·lanes] */
+    real *dqT;                       /* dQ and dQ̇, without scale [2·E, and a vector][nv·lanes] */
+    real *dS, *dS_tangent;           /* dP and dṖ at first */
+    real *kept;                      /* P after dropout, or NULL */
+    real *x_tangent;                 /* ẋ, or NULL without softcap */
+    real *marks;                     /* below 0 for closed pairs */
     FN(per_row) inverse, delta, delta_tangent, slope, slope_tangent;
     bool finite; /* Q, dO and their tangents are finite */
 } FN(hvp_scratch);
@@ -72,9 +72,9 @@ SA_ONCE void FN(start_hvp)(const sa_backward_block *b, FN(hvp_scratch) * s, int 
             factor[r] = stats[1] != 0 ? keep : 0; /* a row without open keys has no gradient, whatever dO holds */
         }
     }
-    s->finite &= FN(copy_both)(b->grads->grad_out, &b->g->grad_out.m, b->grads->grad_out_tangent,
-                               &b->g->grad_out_tangent.m, rows->count, a->Dv, factor, s->do_rows, s->do_tangent_rows,
-                               s->dO + a->Dv * lanes, nv);
+    s->finite &=
+        FN(copy_both)(b->grads->grad_out, &b->g->grad_out.m, b->grads->grad_out_tangent, &b->g->grad_out_tangent.m,
+                      rows->count, a->Dv, factor, s->do_rows, s->do_tangent_rows, s->dO + a->Dv * lanes, nv);
     memcpy(s->dO, s->dO + 2 * a->Dv * lanes, (size_t)(a->Dv * lanes) * sizeof(real));
     memset(s->dqT, 0, (2 * FN(round_up)(a->E) + SA_LANES) * (size_t)lanes * sizeof(real));
 }
@@ -174,7 +174,8 @@ SA_ONCE void FN(second_outer)(const real *W, const real *W_tangent, const real *
 }
 
 /* (10), (15) and (16). */
-SA_ONCE void FN(second_products)(const sa_backward_block *b, FN(hvp_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
+SA_ONCE void FN(second_products)(const sa_backward_block *b, FN(hvp_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                                 int nv) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t E = a->E, lanes = nv * SA_LANES, at_key = (first - b->first_key) * (ptrdiff_t)sizeof(real);
     const int count = b->b.rows->count;
@@ -241,8 +242,8 @@ SA_ONCE void FN(second_products_careful)(const sa_backward_block *b, FN(hvp_scra
 /* ---- tiles and blocks -------------------------------------------------------------------------------------------- */
 
 /* Writes dP and dṖ of (11). */
-SA_ONCE void FN(second_dweights)(const sa_backward_block *b, FN(hvp_scratch) * s, const real *value,
-                                 ptrdiff_t first, ptrdiff_t n, int nv) {
+SA_ONCE void FN(second_dweights)(const sa_backward_block *b, FN(hvp_scratch) * s, const real *value, ptrdiff_t first,
+                                 ptrdiff_t n, int nv) {
     const ptrdiff_t Dv = b->g->a->Dv, lanes = nv * SA_LANES, stride = FN(pair_stride)(Dv);
     FN(scratch) *own = &s->j.s;
     ptrdiff_t end[SA_BACKWARD_VECS];

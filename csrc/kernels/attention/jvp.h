@@ -14,12 +14,12 @@
 
 /* A thread's scratch. W is the most rows of a block. */
 typedef struct {
-    FN(scratch) s;                  /* its q holds Q, Q̇ and Q again [3·E][nv·lanes], its O holds O and Ȯ [2·Dv][nv·lanes] */
-    FN(copies) keys, values;        /* rows of pair_stride numbers */
-    real *q_rows, *q_tangent_rows;  /* Q and Q̇ times scale [W][E rounded up] */
-    real *T;                        /* [keys][nv·lanes]: ṡ, then P·ṡ */
-    real *rows;                     /* [SA_LANES][keys]: tangents of a mask */
-    FN(per_row) r, z;               /* Σ_j of P·ṡ, and with ALiBi of P·|i + o − j|, without the factor 1/l */
+    FN(scratch) s;           /* its q holds Q, Q̇ and Q again [3·E][nv·lanes], its O holds O and Ȯ [2·Dv][nv·lanes] */
+    FN(copies) keys, values; /* rows of pair_stride numbers */
+    real *q_rows, *q_tangent_rows; /* Q and Q̇ times scale [W][E rounded up] */
+    real *T;                       /* [keys][nv·lanes]: ṡ, then P·ṡ */
+    real *rows;                    /* [SA_LANES][keys]: tangents of a mask */
+    FN(per_row) r, z;              /* Σ_j of P·ṡ, and with ALiBi of P·|i + o − j|, without the factor 1/l */
     FN(per_row) slope_tangent;
 } FN(jvp_scratch);
 
@@ -28,7 +28,8 @@ SA_INLINE ptrdiff_t FN(pair_stride)(ptrdiff_t width) { return (ptrdiff_t)FN(roun
 
 /* Lays out copies of keys or values: as many tiles as may be kept, and one more. */
 SA_ONCE size_t FN(lay_out_pairs)(FN(copies) * s, ptrdiff_t S, ptrdiff_t width, char *base, size_t used) {
-    const size_t tile = (size_t)FN(pair_stride)(width) * SA_KEYS_PER_TILE, tiles = SA_CEIL_DIV((size_t)S, SA_KEYS_PER_TILE);
+    const size_t tile = (size_t)FN(pair_stride)(width) * SA_KEYS_PER_TILE,
+                 tiles = SA_CEIL_DIV((size_t)S, SA_KEYS_PER_TILE);
     const size_t most = SA_COPIED_BYTES / 2 / (tile * sizeof(real)), kept = SA_SMALLER(tiles, most);
     s->room = (ptrdiff_t)(kept * SA_KEYS_PER_TILE);
     SA_TAKE(rows, real, (kept + 1) * tile);
@@ -130,8 +131,8 @@ SA_ONCE bool FN(start_pairs)(const sa_block *b, FN(jvp_scratch) * s, int nv) {
 
 /* Writes a tile's scores to s->s.P as score_tile does, and the products of (7) to T. False if the whole tile is
  * closed. */
-SA_ONCE bool FN(score_pairs)(const sa_block *b, FN(jvp_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool want_top,
-                             bool *masked) {
+SA_ONCE bool FN(score_pairs)(const sa_block *b, FN(jvp_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
+                             bool want_top, bool *masked) {
     FN(scratch) *own = &s->s;
     const ptrdiff_t E = b->a->E, lanes = nv * SA_LANES;
     const int state = FN(inspect_tile)(b, own, first, n);

@@ -46,8 +46,7 @@ SA_ONCE bool FN(decode_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     bool plain = a->softcap == 0 && a->alibi.m.data == NULL && a->mask.m.data == NULL && b->key_bias == NULL &&
-                 a->offset_bias.m.data == NULL &&
-                 a->dropout_p == 0 && rows->gaps == 0;
+                 a->offset_bias.m.data == NULL && a->dropout_p == 0 && rows->gaps == 0;
     for (int r = 0; r < rows->count && plain; ++r) {
         plain = rows->lo[r] <= first && rows->hi[r] >= first + n;
     }
