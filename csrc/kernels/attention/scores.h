@@ -490,6 +490,42 @@ SA_ONCE bool FN(apply_float_mask)(const sa_rows *rows, FN(scratch) * s, const ch
     return FN(pass_mask)(s->P, n, nv, row_of, 0);
 }
 
+/* Adds offset_bias where the block's rows follow one another in one head and all numbers are ordinary. A vector of rows
+ * then takes neighbouring numbers, in reversed order. False if nothing was added. */
+SA_ONCE bool FN(pass_offset_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
+    const sa_rows *rows = b->rows;
+    const sa_matrix *m = &b->a->offset_bias.m;
+    const ptrdiff_t stride = m->col_stride, count = rows->count;
+    bool follow = true;
+    for (int r = 1; r < count; ++r) {
+        follow &= rows->offset_bias[r] == rows->offset_bias[r - 1] - stride;
+    }
+    if (!follow) {
+        return false;
+    }
+    /* Element r − j + n − 1 belongs to row r and the tile's key j. */
+    real *reversed = s->mask_rows;
+    const ptrdiff_t used = n + count - 1, lanes = nv * SA_LANES;
+    vec low = V(set1)(0), high = V(set1)(0);
+    memset(reversed, 0, (size_t)(n + lanes) * sizeof(real));
+    FN(load_row)(reversed, rows->offset_bias[0] + (first + n - 1) * stride, -stride, used, m->dtype, m->swapped);
+    for (ptrdiff_t i = 0; i < used; i += SA_LANES) {
+        const vec x = FN(load_up_to)(reversed + i, used - i);
+        low = V(min)(x, low); /* never NaN */
+        high = V(max)(x, high);
+    }
+    if (V(any)(V(lt)(V(set1)(SA_MASK_MOST), V(max)(high, -low)))) {
+        return false;
+    }
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        for (ptrdiff_t at = 0; at < lanes; at += SA_LANES) {
+            real *p = s->P + j * lanes + at;
+            V(store)(p, V(fma)(V(load)(reversed + n - 1 - j + at), V(set1)((real)SA_LOG2E), V(load)(p)));
+        }
+    }
+    return true;
+}
+
 SA_ONCE void FN(bounds_in_tile)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int at, int lanes) {
     for (int i = 0; i < lanes; ++i) {
         s->lo[at + i] = (real)FN(in_tile)(rows->lo[at + i], first, n);
@@ -542,7 +578,9 @@ SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
     if (mask_state & SA_TILE_OFFSET) {
         const bool closed = *closes && !again;
         added = true;
-        *closes |= FN(apply_float_mask)(rows, s, rows->offset_bias, &a->offset_bias.m, first, n, nv, again);
+        if (again || !FN(pass_offset_bias)(b, s, first, n, nv)) {
+            *closes |= FN(apply_float_mask)(rows, s, rows->offset_bias, &a->offset_bias.m, first, n, nv, again);
+        }
         if (closed && of_mask == SA_TILE_ADDS) { /* closed pairs stay closed: −inf + inf is NaN */
             FN(apply_float_mask)(rows, s, rows->mask, &a->mask.m, first, n, nv, SA_CLOSE_WEIGHTS);
         } else if (closed) {
