@@ -147,7 +147,7 @@ SA_ONCE void FN(pass_second_gain)(FN(hvp_scratch) * s, ptrdiff_t n, int nv, real
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* to[keys][width] += W[keys][rows]·x[rows][width]. Keys from end[u − 1] to end[u] are closed to the vectors before u. */
+/* to[keys][width] += W[keys][rows]·x[rows][width]. Keys from end[u − 1] to end[u] are closed to vectors before u. */
 SA_ONCE void FN(outer_open)(const real *W, const real *x, ptrdiff_t x_stride, const ptrdiff_t *end, int count, real *to,
                             ptrdiff_t to_stride, ptrdiff_t width, int nv) {
     ptrdiff_t from = 0;

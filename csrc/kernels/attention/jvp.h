@@ -1,5 +1,5 @@
-/* Forward mode of attention over a block (docs/theory/second_derivatives.md). A dot means a tangent. With natural scores
- * s and weights P = exp(s)/l, where l has the sink's term too, in one pass over the keys:
+/* Forward mode of attention over a block (docs/theory/second_derivatives.md). A dot means a tangent. With scores s that
+ * are not in log2 units, and weights P = exp(s)/l, where l has the sink's term too, in one pass over the keys:
  *
  *     ṡ_ij = gain_ij·scale·(Q̇_i·K_j + Q_i·K̇_j) + tangents of slopes, masks and biases      (7)
  *     r_i  = Σ_j P_ij·ṡ_ij                                          the tangent of lse    (8)
@@ -97,8 +97,8 @@ SA_ONCE const real *FN(pair_rows)(const sa_block *b, const sa_matrix *m, const s
     return copies->rows + at * stride;
 }
 
-/* Copies the rows of an array to x and of its tangent to x_tangent, times a factor for each row. xT [2·width][nv·lanes],
- * the tangent and then the array, is their factor of products with pairs. True if all is finite. */
+/* Copies the rows of an array to x and of its tangent to x_tangent, times a factor for each row. The tangent and then
+ * the array, transposed to xT [2·width][nv·lanes], are a factor of products with pairs. True if all is finite. */
 SA_ONCE bool FN(copy_both)(const char *const *row, const sa_matrix *m, const char *const *tangent_row,
                            const sa_matrix *tangent, int count, ptrdiff_t width, const real *factor, real *x,
                            real *x_tangent, real *xT, int nv) {
