@@ -34,6 +34,7 @@ from selfattn.functional.rowops import (
     softmax,
     softmax_vjp,
 )
+from selfattn.functional.tangents import scaled_dot_product_attention_hvp, scaled_dot_product_attention_jvp
 from selfattn.functional.varlen import varlen_attention, varlen_attention_vjp
 
 __all__ = [
@@ -63,6 +64,8 @@ __all__ = [
     "rms_norm",
     "rms_norm_vjp",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_hvp",
+    "scaled_dot_product_attention_jvp",
     "scaled_dot_product_attention_vjp",
     "softmax",
     "softmax_vjp",

@@ -63,6 +63,8 @@ class StepsOptions(PairOptions, total=False):
 
     key_lengths: npt.ArrayLike | None
     block_mask: BlockMask | None
+    bias: npt.ArrayLike | None
+    offset_bias: npt.ArrayLike | None
 
 
 class AttentionOptions(StepsOptions, total=False):
@@ -185,6 +187,12 @@ def scaled_dot_product_attention(
     num_threads : int, optional
         Threads of this call, at most; see `set_num_threads`. Small calls use fewer. The bits of the
         result do not depend on it.
+    bias : array_like of float, optional
+        Broadcastable to (..., L, S) without enlarging it, added to the scores: beside a boolean `attn_mask`, which
+        need not be multiplied out with it. -inf closes a pair.
+    offset_bias : array_like of float, optional
+        (..., H, L + S - 1), added by relative position: query i and key j get element j - i + L - 1, so the first is
+        for the last query and the first key. Empty if L or S is 0. See `relative_position_bias`.
 
     Returns
     -------
@@ -209,7 +217,7 @@ def scaled_dot_product_attention(
 
     Notes
     -----
-    A score is ``scale * q @ k``, then softcap, ALiBi, float mask, boolean mask, causal, window, key
+    A score is ``scale * q @ k``, then softcap, ALiBi, float mask, biases, boolean mask, causal, window, key
     lengths and block mask, softmax (with sinks), dropout. A closed pair contributes exactly nothing, whatever its
     key or value holds, NaN included; NaN or inf in an open pair propagates.
 

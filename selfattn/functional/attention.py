@@ -20,10 +20,9 @@ from selfattn.functional._gradients import gradient_array, gradient_dtype, sum_t
 from selfattn.functional._options import AttentionOptions, accept_options
 
 WRT = ("query", "key", "value")
-NAMES = AttentionGradients._fields[:6]
+NAMES = AttentionGradients._fields
 OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
-_BITS = {name: 1 << n for n, name in enumerate(NAMES)}
-_PER_HEAD = NAMES[4:6]
+PER_HEAD = ("alibi_slopes", "sinks")
 
 Pullback: TypeAlias = Callable[..., AttentionGradients]
 
@@ -56,7 +55,7 @@ def scaled_dot_product_attention_vjp(
         Refused: the weights have no gradient here.
     wrt : str or sequence of str, default ("query", "key", "value")
         The inputs to differentiate with respect to, each once: also "attn_mask" (a float mask), "alibi_slopes",
-        "sinks". Other gradients are not computed.
+        "sinks", "bias", "offset_bias". Other gradients are not computed.
 
     Returns
     -------
@@ -126,12 +125,10 @@ def attention_vjp(
     **options: Any,
 ) -> tuple[Any, Pullback]:
     """Run the forward pass on query, key and value; return its result and its pullback."""
-    for name in names:
-        if name not in WRT and options.get(name) is None:
-            raise ValueError(f"wrt names {name}, which was not given")
+    check_given(names, options)
     q, k, v = map(as_array, WRT, arrays)
     k, v = copy_shared_heads(k, options), copy_shared_heads(v, options)
-    options["dropout_p"], options["rng"] = _draw_seed(dropout_p, rng)
+    options["dropout_p"], options["rng"] = draw_seed(dropout_p, rng)
     output, statistics, unrounded, *lse = attention_forward(
         q, k, v, return_lse=return_lse, out=out, **options
     )
@@ -207,14 +204,14 @@ def attention_backward(
         statistics=statistics,
         grad_out=grad_out,
         grad_lse=grad_lse,
-        wrt=sum(_BITS[name] for name in names),
+        wrt=bits_of(names),
     )
     found = dict(zip(NAMES, gradients, strict=True))
-    for name in _PER_HEAD:
+    for name in PER_HEAD:
         if name in names:
             found[name] = _sum_rows(found[name], options.get("cu_seqlens_q"))
     given, threads = {"query": query, "key": key, "value": value, **options}, options.get("num_threads")
-    return AttentionGradients(**{name: _fit_to_input(found[name], given[name], threads) for name in names})
+    return AttentionGradients(**{name: fit_to_input(found[name], given[name], threads) for name in names})
 
 
 def _sum_rows(rows: Array, offsets: Any) -> Array:
@@ -231,11 +228,11 @@ def _sum_rows(rows: Array, offsets: Any) -> Array:
         return np.array(sums).reshape(len(offsets) - 1, terms.shape[1])
 
 
-def _fit_to_input(gradient: Any, given: Any, num_threads: int | None) -> Any:
+def fit_to_input(gradient: Any, given: Any, num_threads: int | None) -> Any:
     """Return the core's gradient in its input's shape and dtype: it is summed over the axes that were broadcast."""
     if isinstance(gradient, list):  # masks of packed sequences
         pairs = zip(gradient, given, strict=True)
-        return [None if each is None else _fit_to_input(each, mask, num_threads) for each, mask in pairs]
+        return [None if each is None else fit_to_input(each, mask, num_threads) for each, mask in pairs]
     given = as_array("given", given)
     if gradient.shape == given.shape and gradient.dtype == given.dtype:
         return gradient
@@ -247,6 +244,18 @@ def _fit_to_input(gradient: Any, given: Any, num_threads: int | None) -> Any:
 
 
 # -------------------------------------------------------------------------------------------------- arguments
+
+
+def bits_of(names: tuple[str, ...]) -> int:
+    """Return what the core takes as ``wrt``."""
+    return sum(1 << NAMES.index(name) for name in names)
+
+
+def check_given(names: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Refuse names in ``wrt`` of arguments that were not given."""
+    for name in names:
+        if name not in WRT and options.get(name) is None:
+            raise ValueError(f"wrt names {name}, which was not given")
 
 
 def check_float_mask(name: str, mask: npt.ArrayLike | None) -> None:
@@ -272,7 +281,7 @@ def _is_packed(options: dict[str, Any]) -> bool:
     return "cu_seqlens_q" in options
 
 
-def _draw_seed(dropout_p: Any, rng: Any) -> tuple[Any, Any]:
+def draw_seed(dropout_p: Any, rng: Any) -> tuple[Any, Any]:
     """Return dropout's probability as a float and, if it is not 0, a seed.
 
     With the seed both passes drop the same weights.

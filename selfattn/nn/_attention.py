@@ -19,6 +19,7 @@ OPTIONS = (
     "is_causal",
     *(name for name in names_of(AttentionOptions) if name not in ("scale", "enable_gqa", "block_mask")),
 )
+BIASES = ("bias", "offset_bias")
 ADDITIVE_OPTIONS = ("is_causal", "causal", "key_lengths", "num_threads")
 
 
@@ -27,6 +28,11 @@ def check_options(options: dict[str, Any], known: tuple[str, ...] = OPTIONS) -> 
     for name in options:
         if name not in known:
             raise TypeError(f"unknown option {name!r}; a layer takes {', '.join(known)}")
+
+
+def given_biases(options: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of the biases of scores that a call has; each has a gradient."""
+    return tuple(name for name in BIASES if options.get(name) is not None)
 
 
 def project(x: Array, weight: Weight, bias: Array | None) -> Array:
@@ -71,6 +77,8 @@ class IgnoreMasks(NamedTuple):
     key_padding_mask: npt.ArrayLike | None
     is_causal: bool | None
     key_lengths: npt.ArrayLike | None
+    bias: npt.ArrayLike | None = None  # added to the scores beside what is ignored
+    offset_bias: npt.ArrayLike | None = None
 
 
 def mask_from_ignored(
@@ -83,8 +91,8 @@ def mask_from_ignored(
     attention computes in ``dtype``.
 
     The mask that is returned is broadcastable to (N, num_heads, L, S), and boolean, True where attention is allowed,
-    or floats. The bias is added to the scores of a key, (N, 1, S) or (1, S), and None unless there are both masks:
-    one mask of both would be as large as the batch.
+    or floats. The bias is added to the scores of a key, (N, 1, S) or (1, S), and None unless there are both masks, or a
+    padding of floats beside a bias: one mask of both would be as large as the batch.
     """
     attn_mask, key_padding_mask, *_ = ignored
     mask = padding = None
@@ -98,7 +106,7 @@ def mask_from_ignored(
         padding = _checked_mask("key_padding_mask", key_padding_mask, named, (*lead, pairs[1]))
     if padding is None:
         return mask, None
-    if mask is None:
+    if mask is None and (padding.dtype == np.bool_ or ignored.bias is None):
         return _allowed(padding)[..., None, None, :], None
     return mask, _as_bias(padding, np.dtype(dtype))[..., None, :]
 

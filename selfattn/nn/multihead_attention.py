@@ -8,15 +8,25 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, as_features, check_divisor, check_probability, check_size, seed_from_rng
+from selfattn._check import (
+    Array,
+    as_array,
+    as_features,
+    check_divisor,
+    check_probability,
+    check_size,
+    seed_from_rng,
+)
 from selfattn._docs import copy_doc
 from selfattn.engine.weights import float_type, refuse_gradients
 from selfattn.functional._products import widened, widest
 from selfattn.functional.attention import WRT, attention_backward
 from selfattn.nn import init
 from selfattn.nn._attention import (
+    BIASES,
     PROJECTIONS,
     IgnoreMasks,
+    given_biases,
     lengths_for_heads,
     mask_from_ignored,
     project,
@@ -162,6 +172,8 @@ class MultiheadAttention(Module):
         is_causal: bool = False,
         *,
         key_lengths: npt.ArrayLike | None = None,
+        bias: npt.ArrayLike | None = None,
+        offset_bias: npt.ArrayLike | None = None,
     ) -> tuple[Array, Array | None]:
         """Attend.
 
@@ -182,6 +194,10 @@ class MultiheadAttention(Module):
             both must allow a pair.
         key_lengths : array_like of int, shape (N,) or (), optional
             The number of real keys of each sequence; those after them are padding.
+        bias : array_like of float, optional
+            Broadcastable to (N, num_heads, L, S), added to the scores, beside masks that are not floats themselves.
+        offset_bias : array_like of float, optional
+            (num_heads, L + S - 1) or (N, num_heads, L + S - 1), as in :func:`selfattn.scaled_dot_product_attention`.
 
         Returns
         -------
@@ -190,7 +206,7 @@ class MultiheadAttention(Module):
             (N, L, S), or (N, num_heads, L, S) when they are not averaged, without N for one sequence; after dropout.
             A row that ignores all keys has weights of 0 and an output of ``out_proj.bias``, where PyTorch gives NaN.
         """
-        ignored = IgnoreMasks(attn_mask, key_padding_mask, is_causal, key_lengths)
+        ignored = IgnoreMasks(attn_mask, key_padding_mask, is_causal, key_lengths, bias, offset_bias)
         return self._run(False, (query, key, value), ignored, need_weights, average_attn_weights)[0]
 
     @copy_doc(forward)
@@ -206,6 +222,8 @@ class MultiheadAttention(Module):
         is_causal: bool = False,
         *,
         key_lengths: npt.ArrayLike | None = None,
+        bias: npt.ArrayLike | None = None,
+        offset_bias: npt.ArrayLike | None = None,
     ) -> tuple[tuple[Array, Array | None], Pullback]:
         """Compute ``(output, weights)`` and the pullback ``d_output -> ((dq, dk, dv), grads)``.
 
@@ -216,9 +234,10 @@ class MultiheadAttention(Module):
         -------
         result : tuple, (output, weights)
         pullback : callable, ``(dq, dk, dv), grads = pullback(d_output)``, as :class:`Module` says
+            The gradients of ``bias`` and ``offset_bias``, if they are given, follow dv.
         """
         refuse_gradients(self.out_proj.weight)
-        ignored = IgnoreMasks(attn_mask, key_padding_mask, is_causal, key_lengths)
+        ignored = IgnoreMasks(attn_mask, key_padding_mask, is_causal, key_lengths, bias, offset_bias)
         return self._run(True, (query, key, value), ignored, need_weights, average_attn_weights)
 
     def _run(
@@ -235,20 +254,20 @@ class MultiheadAttention(Module):
         if not keep:
             return result, None
 
-        def backward(d_output: Array) -> tuple[Inputs, Gradients]:
+        def backward(d_output: Array) -> tuple[tuple[Array, ...], Gradients]:
             d_merged, out_grads = out_pullback(d_output)
             d_heads = attention_backward(
                 q,
                 k,
                 v,
-                names=WRT,
+                names=(*WRT, *given_biases(options)),
                 out=attended,
                 statistics=statistics,
                 grad_out=self._split(d_merged),
                 **options,
             )
-            d_inputs, own = self._project_backward(inputs, d_heads)
-            return d_inputs, self.gather_gradients({"": own, "out_proj": out_grads})
+            d_inputs, own = self._project_backward(inputs, d_heads[:3])
+            return (*d_inputs, *d_heads[3:]), self.gather_gradients({"": own, "out_proj": out_grads})
 
         own = dict(self._own_parameters()).values()
         return result, checked_pullback(self, output, own, backward, "d_output")
@@ -264,6 +283,8 @@ class MultiheadAttention(Module):
         is_causal: bool = False,
         *,
         key_lengths: npt.ArrayLike | None = None,
+        bias: npt.ArrayLike | None = None,
+        offset_bias: npt.ArrayLike | None = None,
     ) -> LayerSteps:
         """Compute the output with every intermediate result.
 
@@ -276,13 +297,16 @@ class MultiheadAttention(Module):
         from selfattn.steps.layers import layer_steps  # in NumPy; imported when needed
 
         inputs = self._inputs(query, key, value)
-        options = self._options(inputs, IgnoreMasks(attn_mask, key_padding_mask, is_causal, key_lengths))
-        bias = options.pop("key_bias")
-        if bias is not None:
-            options["attn_mask"] = with_key_bias(options["attn_mask"], bias)
+        ignored = IgnoreMasks(attn_mask, key_padding_mask, is_causal, key_lengths, bias, offset_bias)
+        options = self._options(inputs, ignored)
+        key_bias = options.pop("key_bias")
+        if key_bias is not None:
+            name = "attn_mask" if bias is None else "bias"
+            options[name] = with_key_bias(options[name], key_bias)
         if self.num_heads == 1:
-            if options["attn_mask"] is not None and options["attn_mask"].ndim > 2:
-                options["attn_mask"] = options["attn_mask"].squeeze(-3)
+            for name, axis in (("attn_mask", -3), ("bias", -3), ("offset_bias", -2)):
+                if options[name] is not None and options[name].ndim > -axis - 1:
+                    options[name] = options[name].squeeze(axis)
             options["key_lengths"] = key_lengths
         q, k, v = (x.swapaxes(0, 1) if self._sequence_first(x) else x for x in inputs)
         (w_q, b_q), (w_k, b_k), (w_v, b_v) = ((np.asarray(w), b) for w, b in self._projections())
@@ -341,6 +365,10 @@ class MultiheadAttention(Module):
         return {
             "attn_mask": mask,
             "key_bias": key_bias,
+            **{
+                name: None if x is None else as_array(name, x)
+                for name, x in zip(BIASES, ignored[-2:], strict=True)
+            },
             "dropout_p": p,
             "is_causal": bool(ignored.is_causal),
             "key_lengths": lengths_for_heads(ignored.key_lengths),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,20 @@ from selfattn._docs import copy_doc
 from selfattn.functional import scaled_dot_product_attention
 from selfattn.functional._gradients import sum_to_shape
 from selfattn.functional._products import widened
-from selfattn.nn._attention import PROJECTIONS, weighted_sum
+from selfattn.nn._attention import BIASES, PROJECTIONS, weighted_sum
 from selfattn.nn.module import Gradients, Module, Pullback, run
 
 Inputs = tuple[Array, Array, Array]
-# Of a call: mask, attn_mask, key_lengths.
-Masks = tuple[npt.ArrayLike | None, npt.ArrayLike | None, npt.ArrayLike | None]
+
+
+class Masks(NamedTuple):
+    """What a call closes or adds to scores, as given."""
+
+    mask: npt.ArrayLike | None
+    attn_mask: npt.ArrayLike | None
+    key_lengths: npt.ArrayLike | None
+    bias: npt.ArrayLike | None
+    offset_bias: npt.ArrayLike | None
 
 
 class ScaledDotProductAttention(Module):
@@ -71,6 +79,8 @@ class ScaledDotProductAttention(Module):
         *,
         attn_mask: npt.ArrayLike | None = None,
         key_lengths: npt.ArrayLike | None = None,
+        bias: npt.ArrayLike | None = None,
+        offset_bias: npt.ArrayLike | None = None,
     ) -> tuple[Array, Array]:
         """Attend.
 
@@ -83,7 +93,7 @@ class ScaledDotProductAttention(Module):
             Broadcastable to (..., L, S), such as (batch, 1, 1, S): zeros are closed.
         dropout : callable, optional
             Applied to the weights: a module such as :class:`Dropout`, for :meth:`vjp` one with a ``vjp``.
-        attn_mask, key_lengths : array_like, optional
+        attn_mask, key_lengths, bias, offset_bias : array_like, optional
             As in :func:`selfattn.scaled_dot_product_attention`; uniform rows have no weight for pairs that these close.
 
         Returns
@@ -94,7 +104,9 @@ class ScaledDotProductAttention(Module):
         """
         if dropout is not None and not callable(dropout):
             raise TypeError(f"dropout must be a module such as nn.Dropout(0.1), not {dropout!r}")
-        return self._run(False, (query, key, value), (mask, attn_mask, key_lengths), dropout)[0]
+        return self._run(
+            False, (query, key, value), Masks(mask, attn_mask, key_lengths, bias, offset_bias), dropout
+        )[0]
 
     @copy_doc(forward)
     def vjp(
@@ -107,6 +119,8 @@ class ScaledDotProductAttention(Module):
         *,
         attn_mask: npt.ArrayLike | None = None,
         key_lengths: npt.ArrayLike | None = None,
+        bias: npt.ArrayLike | None = None,
+        offset_bias: npt.ArrayLike | None = None,
     ) -> tuple[tuple[Array, Array], Pullback]:
         """Compute ``(values, weights)`` and the pullback ``(d_values, d_weights=None) -> ((dq, dk, dv), {})``.
 
@@ -128,11 +142,14 @@ class ScaledDotProductAttention(Module):
             ``(values, weights)``, what :meth:`forward` returns.
         pullback : callable
             ``(dq, dk, dv), {} = pullback(d_values, d_weights=None)``, as :class:`Module` says; gradients are summed
-            over broadcast axes. Without ``d_weights``, the weights were not used.
+            over broadcast axes. Those of ``bias`` and ``offset_bias``, if they are given, follow dv. Without
+            ``d_weights``, the weights were not used.
         """
         if dropout is not None and not hasattr(dropout, "vjp"):
             raise TypeError(f"dropout must be a module with a vjp, such as nn.Dropout(0.1), not {dropout!r}")
-        return self._run(True, (query, key, value), (mask, attn_mask, key_lengths), dropout)
+        return self._run(
+            True, (query, key, value), Masks(mask, attn_mask, key_lengths, bias, offset_bias), dropout
+        )
 
     def _run(
         self, keep: bool, given: tuple[npt.ArrayLike, ...], masks: Masks, dropout: Any
@@ -152,7 +169,7 @@ class ScaledDotProductAttention(Module):
         @np.errstate(invalid="ignore", over="ignore")
         def pullback(
             d_values: npt.ArrayLike, d_weights: npt.ArrayLike | None = None
-        ) -> tuple[Inputs, Gradients]:
+        ) -> tuple[tuple[Array, ...], Gradients]:
             d_out = widened(check_gradient(d_values, values, "d_values"))
             d_dropped = d_out @ v.swapaxes(-1, -2)
             if d_weights is not None:
@@ -161,13 +178,17 @@ class ScaledDotProductAttention(Module):
             if dropout_pullback is not None:
                 d_p = widened(dropout_pullback(d_dropped.astype(dropped.dtype, copy=False))[0])
             root = math.sqrt(q.shape[-1] or 1)
-            d_scores = _scores_gradient(widened(weights), d_p, scored, open_pairs) / root
+            d_added = _scores_gradient(widened(weights), d_p, scored, open_pairs)
+            d_scores = d_added / root
             dq = weighted_sum(d_scores, k, scored)
             dk = weighted_sum(d_scores.swapaxes(-1, -2), q, scored.swapaxes(-1, -2))
             dv = weighted_sum(widened(dropped).swapaxes(-1, -2), d_out, open_pairs.swapaxes(-1, -2))
-            pairs = zip((dq, dk, dv), inputs, strict=True)
-            d_q, d_k, d_v = (sum_to_shape(d, x.shape).astype(x.dtype, copy=False) for d, x in pairs)
-            return (d_q, d_k, d_v), {}
+            found = [*zip((dq, dk, dv), inputs, strict=True)]
+            if masks.bias is not None:
+                found.append((d_added, as_array("bias", masks.bias)))
+            if masks.offset_bias is not None:
+                found.append((_by_offset(d_added), as_array("offset_bias", masks.offset_bias)))
+            return tuple(sum_to_shape(d, x.shape).astype(x.dtype, copy=False) for d, x in found), {}
 
         # The caller may change the weights, which the pullback reads.
         return (values, dropped.copy() if keep else dropped), pullback
@@ -183,19 +204,20 @@ class ScaledDotProductAttention(Module):
 
 def _attend(inputs: Inputs, masks: Masks) -> tuple[Array, Array, tuple[Array, Array] | None]:
     """Return values, weights before dropout, and with a mask the result of `_pairs`."""
-    (q, k, v), (mask, attn_mask, key_lengths) = inputs, masks
+    (q, k, v), (mask, attn_mask, key_lengths, *added) = inputs, masks
+    biases: dict[str, Any] = dict(zip(BIASES, added, strict=True))
     values: Array
     weights: Array
     if mask is None:
         values, weights = scaled_dot_product_attention(
-            q, k, v, attn_mask, key_lengths=key_lengths, return_weights=True
+            q, k, v, attn_mask, key_lengths=key_lengths, return_weights=True, **biases
         )
         return values, weights, None
     scored, open_pairs = _pairs(inputs, masks)
     both = scored
     if attn_mask is not None and as_array("attn_mask", attn_mask).dtype != np.bool_:
         both = np.where(scored, attn_mask, -np.inf)
-    values, weights = scaled_dot_product_attention(q, k, v, both, return_weights=True)
+    values, weights = scaled_dot_product_attention(q, k, v, both, return_weights=True, **biases)
     uniform = ~scored.any(axis=-1, keepdims=True)
     if uniform.any():
         # At width 0 all scores are equal.
@@ -209,18 +231,33 @@ def _pairs(inputs: Inputs, masks: Masks) -> tuple[Array, Array]:
 
     They differ in rows without open keys, where all scores are −1e9.
     """
-    mask, attn_mask, key_lengths = masks
+    mask, attn_mask, key_lengths, *added = masks
+    biases: dict[str, Any] = {
+        name: None if x is None else np.where(as_array(name, x) == -np.inf, -np.inf, 0)
+        for name, x in zip(BIASES, added, strict=True)
+    }
     finite = attn_mask
     if attn_mask is not None and (given := as_array("attn_mask", attn_mask)).dtype.name in FLOATS:
         finite = given != -np.inf
     # At width 0 all scores are 0, so every open pair has a weight.
     q, k, v = (np.empty((*x.shape[:-1], 0), np.float32) for x in inputs)
-    _, weights = scaled_dot_product_attention(q, k, v, finite, key_lengths=key_lengths, return_weights=True)
+    _, weights = scaled_dot_product_attention(
+        q, k, v, finite, key_lengths=key_lengths, return_weights=True, **biases
+    )
     exist = weights > 0
     if mask is None:
         return exist, exist
     scored = exist & _kept(mask, exist.shape)
     return scored, np.where(scored.any(axis=-1, keepdims=True), scored, exist)
+
+
+def _by_offset(pairs: Array) -> Array:
+    """Sum (..., L, S) along its diagonals, (..., L + S - 1); empty if L or S is 0."""
+    *lead, n_queries, n_keys = pairs.shape
+    sums = np.zeros((*lead, n_queries + n_keys - 1 if n_queries and n_keys else 0), pairs.dtype)
+    for i, row in enumerate(np.moveaxis(pairs, -2, 0)[::-1]):
+        sums[..., i : i + n_keys] += row
+    return sums
 
 
 def _kept(mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:

@@ -15,12 +15,14 @@ from selfattn.functional import (
     scaled_dot_product_attention,
     scaled_dot_product_attention_vjp,
 )
+from selfattn.functional.attention import WRT
 from selfattn.nn import init
 from selfattn.nn._attention import (
     ADDITIVE_OPTIONS,
     OPTIONS,
     PROJECTIONS,
     check_options,
+    given_biases,
     lengths_for_heads,
     mask_for_heads,
     merge_heads,
@@ -146,7 +148,8 @@ class SelfAttention(Module):
             Broadcastable to (..., L, L): True where attention is allowed, or floats that are added to the scores.
         **options
             Those of :func:`selfattn.scaled_dot_product_attention` but ``scale``, ``enable_gqa``, ``block_mask`` and
-            what it returns; with an additive score ``is_causal``, ``causal``, ``key_lengths`` and ``num_threads``.
+            what it returns, ``bias`` and ``offset_bias`` among them; with an additive score ``is_causal``,
+            ``causal``, ``key_lengths`` and ``num_threads``.
 
         Returns
         -------
@@ -172,20 +175,17 @@ class SelfAttention(Module):
         weights = (np.vstack([w, b]) for w, b in ((self.W_query, self.b_query), (self.W_key, self.b_key)))
         return wide, wide, value, *weights, self.v
 
-    def _additive_backward(
-        self, x: Array, attention_pullback: Pullback, dy: Array
-    ) -> tuple[Array, Gradients]:
-        d = attention_pullback(dy)
+    def _additive_backward(self, x: Array, d: Any) -> tuple[Array, Gradients]:
         dx, d_weight, d_bias = project_backward(d.value, x, self.W_value.T)
         grads = {"W_value": np.ascontiguousarray(d_weight.T), "b_value": d_bias, "v": d.v}
         for name, wide in (("query", d.w_query), ("key", d.w_key)):
             grads[f"W_{name}"], grads[f"b_{name}"] = wide[: self.d_in], wide[-1]
         return dx + (d.query + d.key)[..., : self.d_in], grads
 
-    def _backward(self, x: Array, attention_pullback: Pullback, dy: Array) -> tuple[Array, Gradients]:
+    def _backward(self, x: Array, d: Any) -> tuple[Array, Gradients]:
         dx, grads = np.zeros_like(x), {}
-        for name, weight, d in zip(PROJECTIONS, self._weights(), attention_pullback(dy), strict=True):
-            d_x, d_weight, grads[f"b_{name}"] = project_backward(d, x, weight.T)
+        for name, weight in zip(PROJECTIONS, self._weights(), strict=True):
+            d_x, d_weight, grads[f"b_{name}"] = project_backward(getattr(d, name), x, weight.T)
             grads[f"W_{name}"] = np.ascontiguousarray(d_weight.T)
             dx += d_x
         return dx, grads
@@ -232,8 +232,12 @@ class SelfAttention(Module):
     def vjp(
         self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``, which uses the same dropout."""
+        """Compute the output and its pullback, ``dy -> (dx, grads)``, which uses the same dropout.
+
+        With ``bias`` or ``offset_bias`` it returns ``(dx, d_bias, ...), grads``, their gradients after that of x.
+        """
         x = array = self._checked(x, options)
+        biases = given_biases(options)
         attention_pullback: Any
         if self.v is not None:
             arguments = self._additive_arguments(x)
@@ -241,14 +245,15 @@ class SelfAttention(Module):
         else:
             q, k, v = self._project(x)
             read, attention_pullback = scaled_dot_product_attention_vjp(
-                q, k, v, attn_mask, scale=self._scale(), **options
+                q, k, v, attn_mask, scale=self._scale(), wrt=(*WRT, *biases), **options
             )
             y = read.copy()  # the caller may change what is returned
 
-        def backward(dy: Array) -> tuple[Array, Gradients]:
-            back = self._backward if self.v is None else self._additive_backward
-            dx, grads = back(array, attention_pullback, dy)
-            return dx, {name: grads[name] for name, _ in self._own_parameters()}
+        def backward(dy: Array) -> tuple[Any, Gradients]:
+            d = attention_pullback(dy)
+            dx, grads = (self._backward if self.v is None else self._additive_backward)(array, d)
+            inputs = (dx, *(getattr(d, name) for name in biases)) if biases else dx
+            return inputs, {name: grads[name] for name, _ in self._own_parameters()}
 
         return y, checked_pullback(self, y, dict(self._own_parameters()).values(), backward)
 
@@ -312,7 +317,8 @@ class SelfAttentionBlock(Module):
             added to the scores.
         **options
             ``key_lengths``, broadcastable to the leading dims: the number of real tokens of each sequence; the others
-            are padding. The others are those of :func:`selfattn.scaled_dot_product_attention` but ``scale``,
+            are padding. ``bias``, broadcastable to (..., num_heads, L, L), and ``offset_bias`` (..., num_heads, 2L -
+            1). The others are those of :func:`selfattn.scaled_dot_product_attention` but ``scale``,
             ``enable_gqa``, ``block_mask`` and what it returns.
 
         Returns
@@ -357,7 +363,10 @@ class SelfAttentionBlock(Module):
     def vjp(
         self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``, which uses the same dropout."""
+        """Compute the output and its pullback, ``dy -> (dx, grads)``, which uses the same dropout.
+
+        With ``bias`` or ``offset_bias`` it returns ``(dx, d_bias, ...), grads``, their gradients after that of x.
+        """
         return self._run(True, x, attn_mask, options)
 
     def _run(
@@ -373,19 +382,22 @@ class SelfAttentionBlock(Module):
         options |= {"attn_mask": mask_for_heads(attn_mask), "key_lengths": key_lengths}
         attention_pullback: Any = None
         if keep:
-            attended, attention_pullback = scaled_dot_product_attention_vjp(q, k, v, **options)
+            wrt = (*WRT, *given_biases(options))
+            attended, attention_pullback = scaled_dot_product_attention_vjp(q, k, v, wrt=wrt, **options)
         else:
             attended = scaled_dot_product_attention(q, k, v, **options)
         y, norm_pullback = run(self.ln, keep, x + merge_heads(attended))
 
-        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
+        def pullback(dy: npt.ArrayLike) -> tuple[Any, Gradients]:
             d_sum, norm_grads = norm_pullback(dy)
             dx = d_sum.astype(array.dtype)
             grads: dict[str, Gradients] = {}
             d_attended = attention_pullback(split_heads(d_sum, self.num_heads))
-            for name, d, projection_pullback in zip(PROJECTIONS, d_attended, pullbacks, strict=True):
+            for name, d, projection_pullback in zip(PROJECTIONS, d_attended[:3], pullbacks, strict=True):
                 d_x, grads[name] = projection_pullback(merge_heads(d))
                 dx += d_x
-            return dx, self.gather_gradients({**grads, "ln": norm_grads})
+            return (dx, *d_attended[3:]) if d_attended[3:] else dx, self.gather_gradients(
+                {**grads, "ln": norm_grads}
+            )
 
         return y, pullback

@@ -144,7 +144,7 @@ class TransformerDecoderLayer(ResidualLayer):
 
         def attend(name: str, dropout: Dropout, to: Array | None, ignored: IgnoreMasks) -> Sublayer:
             """Attend to the memory, or to x itself if ``to`` is None."""
-            mask, padding, is_causal, key_lengths = ignored
+            mask, padding, is_causal, key_lengths, *_ = ignored
 
             def sublayer(x: Array) -> tuple[Array, Back]:
                 keys = x if to is None else to

@@ -47,9 +47,8 @@ def check_call(
         raise ValueError(f'causal must be None, "upper_left" or "lower_right", not {causal!r}')
     if is_causal and causal == "lower_right":
         raise ValueError('is_causal=True is causal="upper_left" and contradicts causal="lower_right"')
-    if attn_mask is not None:
-        attn_mask = check_mask(attn_mask, pairs)
-    checked: dict[str, Any] = {
+    mask = None if attn_mask is None else check_mask(attn_mask, pairs)
+    checked: dict[str, Any] = check_biases(options, mask, pairs) | {
         "key_lengths": check_key_lengths(options.get("key_lengths"), pairs),
         "window": check_window(options.get("window")),
     }
@@ -74,7 +73,7 @@ def check_call(
             checked[name] = numbers = as_array(name, numbers)
             float_dtype(name, numbers)
             check_per_head(name, numbers, pairs)
-    return attention_call(q, k, v, attn_mask, dropout_p, is_causal, **options | checked)
+    return attention_call(q, k, v, mask, dropout_p, is_causal, **options | checked)
 
 
 def check_shapes(query: Array, key: Array, value: Array, enable_gqa: bool) -> tuple[int, ...]:
@@ -129,6 +128,29 @@ def check_mask(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:
         raise TypeError(f"attn_mask has dtype {mask.dtype}; bool or a float dtype is needed")
     check_broadcast("attn_mask", mask, "(..., L, S) =", pairs)
     return mask
+
+
+def check_biases(
+    options: dict[str, Any], attn_mask: Array | None, pairs: tuple[int, ...]
+) -> dict[str, Array | None]:
+    """Return the bias and the bias by offset, floats that broadcast to (..., L, S) and to (..., L + S - 1)."""
+    *lead, n_queries, n_keys = pairs
+    offsets = n_queries + n_keys - 1 if n_queries and n_keys else 0
+    found: dict[str, Array | None] = {}
+    for name, what, shape in (
+        ("bias", "(..., L, S)", pairs),
+        ("offset_bias", "(..., L + S - 1)", (*lead, offsets)),
+    ):
+        if options.get(name) is not None:
+            found[name] = bias = as_array(name, options[name])
+            if not is_float(bias.dtype):
+                raise TypeError(f"{name} has dtype {bias.dtype}; a float dtype is needed")
+            if name == "offset_bias" and bias.shape[-1:] != (offsets,):
+                raise ValueError(f"{name} {bias.shape} does not end with L + S - 1 = {offsets}")
+            check_broadcast(name, bias, f"{what} =", shape)
+    if "bias" in found and attn_mask is not None and attn_mask.dtype != np.bool_:
+        raise ValueError("attn_mask and bias are both float: give their sum as one of them")
+    return found
 
 
 def check_per_head(name: str, x: Array, pairs: tuple[int, ...]) -> None:

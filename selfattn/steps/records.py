@@ -144,8 +144,8 @@ class AttentionSteps(Steps, NotebookPage):
     scaled_scores : ndarray, shape (..., L, S)
         Times ``scale``; with a ``softcap``, ``softcap * tanh(scale * scores / softcap)``.
     masked_scores : ndarray, shape (..., L, S)
-        Plus ALiBi, plus a float mask; then -inf where a mask, ``is_causal``, ``window``, ``key_lengths`` or
-        ``block_mask`` forbids a key.
+        Plus ALiBi, a float mask or ``bias``, and ``offset_bias``; then -inf where a mask, ``is_causal``, ``window``,
+        ``key_lengths`` or ``block_mask`` forbids a key.
     weights : ndarray, shape (..., L, S)
         The softmax of each row, with the sink in the denominator if there is one; before dropout. A row that may
         attend to no key has zeros.

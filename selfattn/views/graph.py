@@ -404,16 +404,19 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
 
 
 def _added(steps: AttentionSteps, at: tuple[Any, ...]) -> Array | None:
-    """Return the sum of ALiBi's bias and the float mask; None if there is neither."""
+    """Return the sum of ALiBi's bias, the float mask and the biases; None if there is none."""
     call = steps._call
-    if call.bias is None and call.alibi_slopes is None:
+    if call.bias is None and call.alibi_slopes is None and call.offset_bias is None:
         return None
     data = np.zeros(steps.scores.shape[-2:])
+    i, j = np.indices(data.shape)
     if call.alibi_slopes is not None:
-        i, j = np.indices(data.shape)
         data = data - float(call.alibi_slopes[at]) * np.abs(i + call.offset - j)
-    if call.bias is not None:
-        data = data + np.where(np.isneginf(call.bias[at]), 0, call.bias[at])
+    biases = [] if call.bias is None else [call.bias[at]]
+    if call.offset_bias is not None:
+        biases.append(call.offset_bias[at][j - i + len(data) - 1])
+    for bias in biases:
+        data = data + np.where(np.isneginf(bias), 0, bias)
     return data
 
 

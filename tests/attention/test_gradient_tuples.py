@@ -14,6 +14,7 @@ from selfattn import reference
 
 Q, K, V = random_inputs((2, 5, 4), dtype=np.float64)
 OPTIONS = {"attn_mask": np.zeros((5, 5)), "alibi_slopes": np.array([0.1, 0.2]), "sinks": np.zeros(2)}
+BIASES = ("bias", "offset_bias")
 NAMES = ("query", "key", "value", *OPTIONS)
 
 
@@ -73,7 +74,7 @@ def test_it_says_what_it_has():
             setattr(grads, name, 1)
     with pytest.raises(TypeError, match=r"AttentionGradients has query, .*, sinks, .*, not keys"):
         sa.AttentionGradients(keys=1)
-    assert sa.AttentionGradients._fields[: len(NAMES)] == NAMES
+    assert sa.AttentionGradients._fields == (*NAMES, *BIASES)
 
 
 def test_it_is_a_tuple_of_names():

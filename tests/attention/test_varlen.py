@@ -52,8 +52,9 @@ def masks(kind):
 
 RNG = np.random.default_rng(2)
 OF_EACH = {"bool_mask", "float_mask", "key_lengths"}  # options that differ between sequences
+DENSE = {"bias", "offset_bias"}
 OPTIONS = {
-    name: make((HEADS,), 0, 0, RNG) for name, make in inputs.OPTIONS.items() if name not in OF_EACH
+    name: make((HEADS,), 0, 0, RNG) for name, make in inputs.OPTIONS.items() if name not in OF_EACH | DENSE
 } | {
     "bool_mask": {"attn_mask": masks(np.bool_)},
     "float_mask": {"attn_mask": masks(np.float32)},
@@ -63,7 +64,7 @@ OPTIONS = {
     "sinks_of_sequences": {"sinks": RNG.standard_normal((len(LENGTHS_Q), 1))},
     "gqa": {"enable_gqa": True},
     "everything": {
-        **inputs.options_together(sorted({*inputs.OTHERS} - OF_EACH), (HEADS,), 0, 0, RNG),
+        **inputs.options_together(sorted({*inputs.OTHERS} - OF_EACH - DENSE), (HEADS,), 0, 0, RNG),
         "attn_mask": masks(np.float32),
         "causal": "lower_right",
         "window": (60, 30),

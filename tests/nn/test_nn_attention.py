@@ -455,3 +455,63 @@ test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: attention(Q > 0, K, V), TypeError, "query must hold floats or integers, not bool"),
     (lambda: attention.vjp(Q, K, V)[1](np.ones(3)), ValueError, r"d_values .*, not \(3,\)"),
 )
+
+
+def biased_calls():
+    """Layers that take biases: a call of a layer's vjp with both biases, (y, pullback), and arrays for it."""
+    rng = np.random.default_rng(4)
+    x, pair, offsets = rng.standard_normal((N, L, E)), rng.standard_normal((HEADS, L, L)), 2 * L - 1
+    by_offset, mask = rng.standard_normal((N, HEADS, offsets)), PAIRS[:, :L]
+    mha = make({"batch_first": True}, dtype=np.float64, rng=0)
+    block = nn.SelfAttentionBlock(E, HEADS, dtype=np.float64, rng=0)
+    single = nn.SelfAttention(E, E, dtype=np.float64, rng=0)
+    attention = nn.ScaledDotProductAttention(dtype=np.float64)
+
+    def of_one(layer, **options):
+        def call(x, bias, offset_bias):
+            y, pullback = layer.vjp(x, bias=bias, offset_bias=offset_bias, **options)
+            return y, lambda dy: pullback(dy)[0]
+
+        return call
+
+    def of_three(layer, **options):
+        def call(q, k, v, bias, offset_bias):
+            (y, _), pullback = layer.vjp(q, k, v, bias=bias, offset_bias=offset_bias, **options)
+            return y, lambda dy: pullback(dy)[0]
+
+        return call
+
+    heads = [rng.standard_normal((N, HEADS, L, 4)) for _ in range(3)]
+    floats = np.where(PADDING[:, :L], -0.5, 0)
+    return {
+        "MultiheadAttention": (of_three(mha, attn_mask=mask), [x, x + 1, x - 1, pair, by_offset]),
+        "with padding of floats": (of_three(mha, key_padding_mask=floats), [x, x, x, pair, by_offset]),
+        "SelfAttentionBlock": (of_one(block, attn_mask=~mask), [x, pair, by_offset]),
+        "SelfAttention": (of_one(single, is_causal=True), [x, pair[0], by_offset[:, 0]]),
+        "ScaledDotProductAttention": (of_three(attention, mask=~mask), [*heads, pair, by_offset[0]]),
+    }
+
+
+@pytest.mark.parametrize("name", biased_calls())
+def test_biases_have_gradients_that_follow_those_of_the_inputs(name):
+    call, arrays = biased_calls()[name]
+    sa.check_vjp(call, *arrays)
+    y, pullback = call(*arrays)
+    assert [d.shape for d in pullback(np.ones_like(y))] == [x.shape for x in arrays]
+    without, _ = call(*arrays[:-2], 0 * arrays[-2], 0 * arrays[-1])
+    assert np.abs(y - without).max() > 1e-3
+
+
+@pytest.mark.parametrize("heads", [1, HEADS])
+def test_steps_with_biases_end_in_the_output(heads):
+    layer = make({"batch_first": True, "num_heads": heads}, dtype=np.float64, rng=0).eval()
+    rng = np.random.default_rng(4)
+    q, k, v = inputs_for(layer)
+    options = {
+        "bias": rng.standard_normal((1, heads, L, S)),
+        "offset_bias": rng.standard_normal((heads, L + S - 1)),
+    }
+    for padding in (PADDING, np.where(PADDING, -0.5, 0)):
+        steps = layer.steps(q, k, v, key_padding_mask=padding, attn_mask=PAIRS, **options)
+        output, _ = layer(q, k, v, key_padding_mask=padding, attn_mask=PAIRS, **options)
+        assert_close(steps.result, output, "float64", n=E)

@@ -29,6 +29,8 @@ OPTIONS = {
     "lower right": {"causal": "lower_right", "window": (2, None)},
     "bool mask": {"attn_mask": np.random.default_rng(0).random((2, 1, 3, 5)) < 0.5},
     "float mask": {"attn_mask": np.random.default_rng(0).normal(size=(3, 5))},
+    "bias": {"bias": np.linspace(-1, 1, 5), "attn_mask": np.arange(5) != 2},
+    "offset bias": {"offset_bias": np.linspace(-1, 1, 28).reshape(4, 7), "causal": "lower_right"},
     "dead rows": {"attn_mask": np.arange(3)[:, None] > 0},
     "softcap": {"softcap": 0.5},
     "alibi": {"alibi_slopes": [0.5, 0.25, 0.125, 0.0625]},
@@ -82,7 +84,7 @@ def test_each_step_follows_from_the_one_before(options, qkv):
         scaled = options["softcap"] * np.tanh(scaled / options["softcap"])
     np.testing.assert_allclose(steps.scaled_scores, scaled, **close)
     seen = steps.masked_scores != -np.inf
-    if not {"attn_mask", "alibi_slopes"} & set(options):
+    if not {"attn_mask", "alibi_slopes", "bias", "offset_bias"} & set(options):
         np.testing.assert_array_equal(steps.masked_scores[seen], steps.scaled_scores[seen])
     sink = np.broadcast_to(options.get("sinks", -np.inf), (2, 4))[..., None, None]
     exps = np.exp(steps.masked_scores)

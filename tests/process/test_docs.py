@@ -99,6 +99,8 @@ CALLS = {
     "scaled_dot_product_attention": _options.AttentionOptions,
     "_attention_forward": _options.AttentionOptions,
     "_attention_backward": _options.AttentionOptions,
+    "_attention_jvp": _options.AttentionOptions,
+    "_attention_hvp": _options.AttentionOptions,
     "_cached_attention": _options.CacheOptions,
     "_varlen_attention": _options.VarlenOptions,
     "_varlen_forward": _options.VarlenOptions,

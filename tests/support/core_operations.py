@@ -52,7 +52,8 @@ def wrong_gradients(d):
     arrays, good = everything()
     out, statistics, lse = _core._attention_forward(**good, return_lse=True)
     good |= {"grad_out": out, "out": out, "statistics": statistics, "grad_lse": lse}
-    bools, without = np.ones((2, 3, 70), bool), {"alibi_slopes": None, "sinks": None, "attn_mask": None}
+    bools = np.ones((2, 3, 70), bool)
+    without = dict.fromkeys(("alibi_slopes", "sinks", "attn_mask", "bias", "offset_bias"))
     return changed(
         _core._attention_backward,
         good,
@@ -71,7 +72,7 @@ def wrong_gradients(d):
         {"statistics": statistics[..., :1]},
         {"statistics": statistics.astype(np.float64)},
         {"attn_mask": bools, "wrt": 15},
-        *(without | {"wrt": wrt} for wrt in (8, 16, 32)),
+        *(without | {"wrt": wrt} for wrt in (8, 16, 32, 64, 128)),
         {"rng": None},
         {"rng": np.random.default_rng(0)},
         {"rng": "x"},

@@ -31,7 +31,7 @@ import selfattn as sa
 from selfattn import reference
 
 FIELDS = reference.AttentionGradients._fields
-PER_HEAD = FIELDS[4:6]
+PER_HEAD = ("alibi_slopes", "sinks")
 
 
 def everything(options):
@@ -40,7 +40,7 @@ def everything(options):
     mask = options.get("attn_mask")
     if mask is not None and mask.dtype != np.bool_:
         names.append("attn_mask")
-    return (*names, *(name for name in PER_HEAD if name in options))
+    return (*names, *(name for name in FIELDS[4:] if name in options))
 
 
 @np.errstate(all="ignore")
@@ -82,6 +82,8 @@ def bounds(arrays, options, grad_out, grad_lse, dtype, rounds):
     e_size = off * (terms + delta[..., None]) + P * (u * (np.sqrt(Ev) + FEW) * terms + e_delta[..., None])
 
     found = {"attn_mask": e_size + u * (np.sqrt(rows * S) + FEW) * size}
+    found["bias"] = found["attn_mask"]
+    found["offset_bias"] = reference.attention_vjp.sum_by_offset(found["attn_mask"])
     found["alibi_slopes"] = ((e_size + u * (np.sqrt(rows * S) + FEW) * size) * distance).sum((-2, -1))
     if call.sinks is not None:
         share = np.nan_to_num(np.exp(call.sinks[..., None] - lse), posinf=0.0)

@@ -113,6 +113,10 @@ OPTIONS = {
     "left_window": lambda lead, L, S, rng: {"window": (17, None)},
     "softcap": lambda lead, L, S, rng: {"softcap": 1.5},
     "alibi_slopes": lambda lead, L, S, rng: {"alibi_slopes": rng.random(lead[-1:]) / 4},
+    "bias": lambda lead, L, S, rng: {"bias": random_mask(rng, (*lead[-1:], L, S), np.float32)},
+    "offset_bias": lambda lead, L, S, rng: {
+        "offset_bias": random_mask(rng, (*lead[-1:], L + S - 1 if L and S else 0), np.float64)
+    },
     "sinks": lambda lead, L, S, rng: {"sinks": rng.standard_normal(lead[-1:])},
     "key_lengths": lambda lead, L, S, rng: {"key_lengths": rng.integers(0, S + 1, size=lead)},
     "scale": lambda lead, L, S, rng: {"scale": -0.7},
@@ -125,6 +129,8 @@ def options_together(names, lead, L, S, rng):
     together = {}
     for name in names:
         together = OPTIONS[name](lead, L, S, rng) | together
+    if "bias" in together and together.get("attn_mask", np.True_).dtype != np.bool_:
+        together["attn_mask"] = together["attn_mask"] > 0
     if together.get("causal") == "lower_right":
         together.pop("is_causal", None)
     return together

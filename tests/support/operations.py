@@ -22,7 +22,7 @@ ROWS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100
 KEYS = (1, 2, 3, 4, 5, 63, 64, 65, 128, 200, 1030)
 WIDTHS = (1, 3, 16, 20, 32, 33, 64, 80, 128)
 HEADS = ((1, 1), (2, 2), (3, 3), (4, 1), (6, 2), (8, 2))  # heads of queries and of keys
-PER_HEAD = sa.AttentionGradients._fields[4:6]
+PER_HEAD = ("alibi_slopes", "sinks")
 SMALL = 65  # the longest sequence of a named operation
 
 
@@ -266,7 +266,12 @@ def attention_of(d, lead, n, s, width, value_width):
     wrt = ["query", "key", "value"]
     if mask is not None and not boolean and d.chance(0.5, "d mask"):
         wrt.append("attn_mask")
-    wrt += [name for name in PER_HEAD if name in options and d.chance(0.7, f"d {name}")]
+    if (mask is None or boolean) and d.chance(0.1, "bias"):
+        options["bias"] = d.normal(heads, n, s)
+    if n and s and d.chance(0.1, "offset_bias"):
+        options["offset_bias"] = d.normal(heads, n + s - 1)
+    of_options = (*PER_HEAD, "bias", "offset_bias")
+    wrt += [name for name in of_options if name in options and d.chance(0.7, f"d {name}")]
     if d.chance(0.2):
         wrt = [d.one_of(wrt)]
         d.words.append(f"d {wrt[0]} alone")
@@ -559,14 +564,16 @@ OPERATIONS = {
         attention,
         **{
             **options_together(OTHERS, (2, 3), 40, 48, np.random.default_rng(0)),
-            "attn_mask": lambda d: d.normal(40, 48),
+            "attn_mask": lambda d: d.normal(40, 48) > -1,
+            "bias": lambda d: d.normal(3, 1, 48),
+            "offset_bias": lambda d: d.normal(3, 87),
             "window": (9, 9),
             "alibi_slopes": lambda d: d.normal(3),
             "sinks": lambda d: d.normal(3),
             "key_lengths": np.array([[40], [48]]),
         },
         num_threads=3,
-        wrt=(*QKV, "attn_mask", "alibi_slopes", "sinks"),
+        wrt=(*QKV, "alibi_slopes", "sinks", "bias", "offset_bias"),
     ),
     "blocks": operation(
         attention,

@@ -92,6 +92,9 @@ def with_later_terms(call, products):
         products = products + np.abs(call.alibi_slopes[..., None, None]) * distance
     if call.bias is not None:
         products = products + np.where(np.isfinite(call.bias), np.abs(call.bias), 0)
+    if call.offset_bias is not None:
+        added = reference.call.of_pairs(call.offset_bias, n_queries, n_keys)
+        products = products + np.where(np.isfinite(added), np.abs(added), 0)
     return products, distance
 
 

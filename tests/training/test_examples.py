@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import runpy
 import sys
 import types
 from pathlib import Path
@@ -162,3 +163,13 @@ def test_it_learns_as_well_as_the_model_and_writes(example, capsys, monkeypatch)
     assert abs(example.loss_vjp(p, whole)[0] - expected) < 0.02 * expected
     written = example.write(p, "This is the rat", 120, rng)
     assert written.startswith("This is the rat that ate the malt that lay in the house that Jack built.\n")
+
+
+def test_the_product_of_sharpness_is_a_difference_of_gradients():
+    example = runpy.run_path(str(EXAMPLES / "sharpness.py"))
+    weights, direction = np.random.default_rng(0).standard_normal((2, 3, 1, 8, 8)) / 8
+    step = 1e-5
+    up, down = (example["gradient"](weights + side * direction)[1] for side in (step, -step))
+    product = example["hessian_product"](weights, direction)
+    np.testing.assert_allclose(product, (up - down) / (2 * step), rtol=1e-6, atol=1e-8)
+    assert example["sharpness"](weights, 3) > 0
