@@ -47,6 +47,37 @@ def late(d):
     )
 
 
+def wrong_tangents(d):
+    """Tangents that do not fit, and results of the forward part that are not its own."""
+    x, wide = d.normal(2, 5, 8), {"num_threads": 1}
+    good = wide | {
+        "query": x,
+        "key": x,
+        "value": x,
+        "query_tangent": x,
+        "sinks": x[:, 0, 0],
+        "sink_tangents": x[:, 0, 0],
+    }
+    out, statistics, lse = _core._attention_jvp(**good)
+    back = good | {"out": out, "statistics": statistics, "grad_out": out[0], "grad_lse": lse[0]}
+    wrong = ({"key_tangent": x[:, :3]}, {"query_tangent": x > 0}, {"sink_tangents": x}, {"mask_tangent": x})
+    return [
+        *changed(_core._attention_jvp, good, *wrong, {"rng": "x"}),
+        *changed(
+            _core._attention_hvp,
+            back,
+            *wrong,
+            {"out": out[0]},
+            {"statistics": statistics[..., :2]},
+            {"grad_out": out},
+            {"grad_out_tangent": out},
+            {"grad_lse_tangent": lse},
+            {"wrt": 8},
+            {"wrt": 64},
+        ),
+    ]
+
+
 def wrong_gradients(d):
     """Calls with one wrong argument each; the last arguments of the list are read when all else is allocated."""
     arrays, good = everything()
@@ -340,6 +371,7 @@ ALL = OPERATIONS | {
         for name, calls in {
             "late": late,
             "gradients": wrong_gradients,
+            "tangents": wrong_tangents,
             "packed": wrong_packed,
             "steps": wrong_steps,
             "searches": wrong_searches,

@@ -175,6 +175,24 @@ def attention(d, shape=(2, 3, 40, 16), keys=48, wrt=None, layout=None, **options
     return attended([layout(x) for x in given] if layout else given, made_of(d, options), wrt)
 
 
+def tangents(d, shape=(2, 3, 40, 16), keys=48, wrt=(), **options):
+    """Tangents of attention and of its gradients, of all arrays."""
+    *lead, _, width = shape
+    given = [d.normal(*shape), d.normal(*lead, keys, width), d.normal(*lead, keys, width)]
+    options, grad_out = made_of(d, options), d.normal(*shape)
+    moved = dict(zip(QKV, given, strict=True)) | {name: options[name] for name in wrt}
+
+    def call():
+        return {
+            "jvp": sa.functional.scaled_dot_product_attention_jvp(*given, moved, **options, return_lse=True),
+            "hvp": sa.functional.scaled_dot_product_attention_hvp(
+                *given, grad_out, moved, **options, grad_out_tangent=grad_out, wrt=(*QKV, *wrt)
+            ),
+        }
+
+    return call, [*given, *options.values(), grad_out]
+
+
 def positions(d, options):
     """Draw options that depend on the positions of a query and a key."""
     if d.chance(0.3):
@@ -574,6 +592,21 @@ OPERATIONS = {
         },
         num_threads=3,
         wrt=(*QKV, "alibi_slopes", "sinks", "bias", "offset_bias"),
+    ),
+    "tangents": operation(tangents, is_causal=True, num_threads=2),
+    "tangents of bfloat16": operation(tangents, dtype="bfloat16", shape=(2, 3, 5, 16)),
+    "tangents of every option": operation(
+        tangents,
+        softcap=2.0,
+        dropout_p=0.2,
+        rng=1,
+        attn_mask=lambda d: d.normal(40, 48) > -1,
+        bias=lambda d: d.normal(3, 1, 48),
+        offset_bias=lambda d: d.normal(3, 87),
+        alibi_slopes=lambda d: d.normal(3),
+        sinks=lambda d: d.normal(3),
+        num_threads=3,
+        wrt=("alibi_slopes", "sinks", "bias", "offset_bias"),
     ),
     "blocks": operation(
         attention,
