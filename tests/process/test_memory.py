@@ -50,7 +50,7 @@ def wide():
 
 HALVES = (np.float16, np.float32, np.float16)
 EVERY_OPTION = {
-    **options_together(OTHERS, (1, 8), 3072, 3072, np.random.default_rng(0)),
+    **options_together(sorted({*OTHERS} - {"bias"}), (1, 8), 3072, 3072, np.random.default_rng(0)),
     "key_lengths": np.full((1, 1), 3000),
     "causal": "lower_right",
     "window": (2048, 0),
@@ -60,6 +60,7 @@ EVERY_OPTION = {
 CASES = {
     # For 3072 tokens and 8 heads, a byte for each pair would be 72 MiB.
     "causal": lambda: (inputs(), {"is_causal": True}),
+    "by_offset": lambda: (inputs(), {"offset_bias": normal(8, 6143)}),
     "dropout": lambda: (inputs(), {"dropout_p": 0.1, "rng": 0}),
     "d_v_differs_from_d_k": lambda: ((*inputs()[:2], normal(1, 8, 3072, 80)), {}),
     "causal_bfloat16": lambda: (tuple(x.astype(BFLOAT16) for x in inputs()), {"is_causal": True}),
@@ -115,6 +116,12 @@ def forward_and_backward(arguments, options, grad_out):
     """Return only the gradients, so that the output and other memory of the pullback count as needed."""
     _, pullback = sa.scaled_dot_product_attention_vjp(*arguments, **options)
     return tuple(gradient for gradient in pullback(grad_out) if gradient is not None)
+
+
+def tangents_of(arguments, options):
+    """Return gradients and their tangents; the output and its tangent count as needed."""
+    grads, moved = sa.functional.scaled_dot_product_attention_hvp(*arguments, **options)
+    return *grads, *moved
 
 
 def encoder_step(tokens):
@@ -173,11 +180,14 @@ def fresh_pages():
 def script(name):
     if name in ("fresh pages", "kept blocks"):
         return fresh_pages() if name == "fresh pages" else kept_blocks()
-    case = name.removeprefix("backward of ")
+    case = name.removeprefix("backward of ").removeprefix("tangents of ")
     arguments, options = CASES[case]() if case in CASES else (inputs(length=1536), {})
     options |= {"num_threads": 2}  # each thread has scratch memory, 12 MiB on a matrix unit
     if name == "reference":
         needed, arrays = memory_beyond(lambda: reference.scaled_dot_product_attention(*arguments))
+    elif name.startswith("tangents"):
+        call = arguments, options | {"tangents": arguments[:3], "grad_out": arguments[0]}
+        needed, arrays = memory_beyond(lambda: tangents_of(*call))
     elif case != name:
         if len(arguments) == 4 and arguments[3].dtype.kind == "f":
             options |= {"wrt": ("query", "key", "value", "attn_mask")}
@@ -200,7 +210,7 @@ def in_children(names, **settings):
 
 
 BACKWARD = [f"backward of {x}" for x in ("causal", "dropout", "d_v_differs_from_d_k", "float_mask_of_b11s")]
-SHORTER = [*(name for name in CASES if name not in VERY_LONG), *BACKWARD]
+SHORTER = [*(name for name in CASES if name not in VERY_LONG), *BACKWARD, "tangents of by_offset"]
 
 
 class Measured(dict):
