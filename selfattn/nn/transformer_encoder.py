@@ -283,7 +283,7 @@ class TransformerEncoder(Stack):
             whole = known and norm.normalized_shape == (own[0].d_model,)
         if whole:
             return _encode(keep, self, own, norm, src, ignored)
-        *masks, is_causal, key_lengths = ignored
+        *masks, is_causal, key_lengths = ignored[:4]
         return self._run(keep, src, *masks, bool(is_causal), key_lengths=key_lengths)
 
     def forward(
