@@ -12,7 +12,9 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from selfattn._extras import import_extra
-from selfattn.interop._torch_operators import as_core_takes, backward, forward
+from selfattn.functional.tangents import scaled_dot_product_attention_hvp, scaled_dot_product_attention_jvp
+from selfattn.interop._torch_operators import _tensor as as_tensor
+from selfattn.interop._torch_operators import as_core_takes, backward, forward, memory
 
 torch: Any = import_extra("torch", "torch")
 forward_ad: Any = torch.autograd.forward_ad
@@ -44,6 +46,19 @@ class Call:
 
     def read(self, tensors: Tensors) -> dict[str, Any]:
         return as_core_takes(dict(zip(self.names, tensors, strict=True)), self.options)
+
+    def read_moving(self, moving: tuple[Tensor | None, ...]) -> dict[str, Any]:
+        """Return tensors, each of which may have a tangent after all of them, as the core's functions take them."""
+        if "cu_seqlens_q" in self.names:
+            raise RuntimeError(
+                "attention of nested tensors has first derivatives by backward(), and no others"
+            )
+        n = len(self.names)
+        named = zip(self.names, moving[n:], strict=True)
+        given = self.read(moving[:n]) | {
+            "tangents": {name: memory(x, f"the tangent of {name}") for name, x in named if x is not None}
+        }
+        return {name: x for name, x in given.items() if name not in ("return_lse", "return_weights")}
 
 
 def is_plain(tensors: Tensors) -> bool:
@@ -116,8 +131,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         ctx.mark_non_differentiable(*output[1 + lse :])
         ctx.set_materialize_grads(False)
         statistics, out = (*output[1 + lse + weights :], output[0])[:2]
-        ctx.call, ctx.lse = call, lse
-        ctx.save_for_backward(out, statistics, *tensors)
+        ctx.call, ctx.lse, ctx.others = call, lse, len(output) - 1 - lse
+        _save(ctx, out, statistics, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -128,8 +143,9 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         return None, *map(places.get, names)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        raise RuntimeError("attention has no forward mode here: use backward()")
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = _apply(_Tangents, ctx.call, *ctx.saved_tensors[2:], *tangents)
+        return *found[: 1 + ctx.lse], *(None,) * ctx.others
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: Call, *tensors: Tensor) -> Any:
@@ -153,22 +169,129 @@ class _Gradients(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensors) -> None:
-        pass
+        ctx.call, ctx.wrt, *gradients = inputs[:4]
+        ctx.set_materialize_grads(False)
+        _save(ctx, *gradients, *inputs[6:])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        raise RuntimeError(
-            "attention has first derivatives here, no second ones: leave out create_graph=True"
+    def backward(ctx: Any, *directions: Tensor | None) -> tuple[Any, ...]:
+        # The Hessian is symmetric: the gradient of <gradients, directions> is its product with the directions.
+        call, (grad_out, grad_lse, *tensors) = ctx.call, ctx.saved_tensors
+        places = dict(zip(ctx.wrt, directions, strict=True))
+        moving = (*tensors, *map(places.get, call.names))
+        wanted = ctx.needs_input_grad
+        of_out, of_lse = _apply(_Tangents, call, *moving) if wanted[2] or wanted[3] else (None, None)
+        wrt = tuple(itertools.compress(call.names, wanted[6:]))
+        found = _apply(_Products, call, wrt, grad_out, grad_lse, None, None, *moving) if wrt else ()
+        places = dict(zip(wrt, found[len(wrt) :], strict=True))
+        return (
+            None,
+            None,
+            of_out,
+            None if grad_lse is None else of_lse,
+            None,
+            None,
+            *map(places.get, call.names),
         )
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        raise RuntimeError("attention has no forward mode here: use backward()")
+    def jvp(ctx: Any, *tangents: Any) -> Tensors:
+        grad_out, grad_lse, *tensors = ctx.saved_tensors
+        gradients = grad_out, grad_lse, *tangents[2:4]
+        found: Tensors = _apply(_Products, ctx.call, ctx.wrt, *gradients, *tensors, *tangents[6:])
+        return found[len(ctx.wrt) :]
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: Call, wrt: tuple[str, ...], *tensors: Tensor | None) -> Any:
         names = "grad_out", "grad_lse", "out", "statistics", *call.names
         return _batched(_Gradients, info.batch_size, (call, wrt), names, tensors, in_dims[2:], wrt)
+
+
+class _Tangents(torch.autograd.Function):  # type: ignore[misc]
+    """The tangents of the output and of the log-sum-exp, along one tangent, or None, for each tensor of the call."""
+
+    @staticmethod
+    def forward(call: Call, *moving: Tensor | None) -> Tensors:
+        _, found = scaled_dot_product_attention_jvp(**call.read_moving(moving), return_lse=True)
+        return tuple(map(as_tensor, found))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensors) -> None:
+        ctx.call, *moving = inputs
+        ctx.set_materialize_grads(False)
+        _save(ctx, *moving)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        names, wanted = ctx.call.names, ctx.needs_input_grad[1:]
+        wrt = tuple(dict.fromkeys(itertools.compress(2 * names, wanted)))
+        found = _apply(_Products, ctx.call, wrt, *gradients, None, None, *ctx.saved_tensors)
+        of_tangents, of_tensors = (
+            dict(zip(wrt, part, strict=True)) for part in (found[: len(wrt)], found[len(wrt) :])
+        )
+        return None, *map(of_tensors.get, names), *map(of_tangents.get, names)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise RuntimeError(
+            "attention has no forward mode of forward mode: take it of backward(), as hessian does"
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, call: Call, *moving: Tensor | None) -> Any:
+        return _batched(_Tangents, info.batch_size, (call,), 2 * call.names, moving, in_dims[1:])
+
+
+class _Products(torch.autograd.Function):  # type: ignore[misc]
+    """The gradients that ``wrt`` names, and their tangents: products with the Hessian."""
+
+    @staticmethod
+    def forward(
+        call: Call,
+        wrt: tuple[str, ...],
+        grad_out: Tensor | None,
+        grad_lse: Tensor | None,
+        grad_out_tangent: Tensor | None,
+        grad_lse_tangent: Tensor | None,
+        *moving: Tensor | None,
+    ) -> Tensors:
+        named: dict[str, Any] = {
+            "grad_out": grad_out,
+            "grad_lse": grad_lse,
+            "grad_out_tangent": grad_out_tangent,
+            "grad_lse_tangent": grad_lse_tangent,
+        }
+        gradients: dict[str, Any] = {
+            name: None if x is None else memory(x, name) for name, x in named.items()
+        }
+        found = scaled_dot_product_attention_hvp(**call.read_moving(moving), **gradients, wrt=wrt)
+        return tuple(as_tensor(x) for part in found for x in part)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensors) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(
+            "attention has first and second derivatives, no third ones: leave out create_graph=True"
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise RuntimeError("attention has first and second derivatives, no third ones")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, call: Call, wrt: tuple[str, ...], *tensors: Tensor | None) -> Any:
+        names = *2 * ("grad_out", "grad_lse"), *2 * call.names
+        return _batched(_Products, info.batch_size, (call, wrt), names, tensors, in_dims[2:], 2 * wrt)
+
+
+def _save(ctx: Any, *tensors: Tensor | None) -> None:
+    """Keep tensors for the backward pass and, where there is one, for forward mode."""
+    ctx.save_for_backward(*tensors)
+    if _is_transformed():
+        ctx.save_for_forward(*tensors)
 
 
 def _batched(

@@ -46,8 +46,10 @@ def scaled_dot_product_attention(
 
     It is :func:`selfattn.scaled_dot_product_attention` for tensors.
 
-    Gradients reach query, key, value, a float ``attn_mask``, ``alibi_slopes`` and ``sinks``, once: gradients have no
-    gradients. The bits are those of selfattn's function and of its vjp.
+    Gradients reach query, key, value, a float ``attn_mask``, ``alibi_slopes``, ``sinks``, ``bias`` and
+    ``offset_bias``. They have gradients too, and tangents, as results have: double backward, forward mode and
+    ``torch.func`` work, ``hessian`` and ``vmap`` among them. The bits are those of selfattn's function and of its
+    vjp.
 
     Parameters
     ----------
@@ -71,7 +73,8 @@ def scaled_dot_product_attention(
     TypeError, ValueError
         As selfattn's function; tensors of several dtypes, of integers, sparse, complex or on another device.
     RuntimeError
-        A second derivative, or forward mode.
+        A third derivative, forward mode of forward mode, and other than first derivatives of nested tensors, by
+        backward mode, or in ``torch.compile``.
 
     Notes
     -----

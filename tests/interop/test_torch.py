@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
 from torch import nn  # noqa: E402
 
-from selfattn.interop._torch_operators import memory  # noqa: E402
+from selfattn.interop._torch_function import Call  # noqa: E402
+from selfattn.interop._torch_operators import TENSORS, memory  # noqa: E402
 from selfattn.interop.torch import from_torch, scaled_dot_product_attention  # noqa: E402
 
 OPTIONS = {
@@ -63,18 +64,57 @@ def double_inputs():
     return call, [x.detach().contiguous().requires_grad_() for x in every]
 
 
+SECOND = {
+    "plain": ((), {}),
+    "grouped": ((), {"is_causal": True, "enable_gqa": True, "return_lse": True}),
+    "scores": (("attn_mask", "sinks", "alibi_slopes"), {"softcap": 2.0, "return_lse": True}),
+    "biases": (("bias", "offset_bias"), {"attn_mask": torch.tensor([[True, False, True], [True] * 3])}),
+    "dropout": ((), {"dropout_p": 0.3, "rng": 3, "key_lengths": torch.tensor([2, 3])}),
+    "documents": ((), {"block_mask": sa.BlockMask.from_documents([0, 1], [0, 1, 1]), "window": (1, 1)}),
+}
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # which PyTorch's make_dual calls
-def test_first_derivatives_are_right_and_others_refused():
-    call, every = double_inputs()
-    assert torch.autograd.gradcheck(call, every, check_batched_grad=True)
-    (grad,) = torch.autograd.grad(call(*every)[0].sum(), every[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="no second ones"):
-        grad.sum().backward()
-    with (
-        (dual := torch.autograd.forward_ad).dual_level(),
-        pytest.raises(RuntimeError, match="no forward mode"),
-    ):
-        call(*(dual.make_dual(x.detach(), x.detach()) for x in every))
+@pytest.mark.parametrize("name", SECOND)
+def test_first_and_second_derivatives(name):
+    """In both modes, of each over reverse mode, and of batches."""
+    named, options = SECOND[name]
+    sizes = {"attn_mask": (2, 3), "bias": (2, 3), "offset_bias": (2, 4), "sinks": (2,), "alibi_slopes": (2,)}
+    heads, generator = 1 if name == "grouped" else 2, torch.Generator().manual_seed(0)
+    shapes = (2, 2, 2), (heads, 3, 2), (heads, 3, 1), *(sizes[each] for each in named)
+    every = [torch.randn(x, generator=generator, dtype=torch.float64).requires_grad_() for x in shapes]
+
+    def call(q, k, v, *others):
+        return scaled_dot_product_attention(q, k, v, **dict(zip(named, others, strict=True)), **options)
+
+    check = torch.autograd
+    assert check.gradcheck(call, every, check_forward_ad=True, check_batched_grad=True)
+    assert check.gradgradcheck(call, every, check_fwd_over_rev=True, check_batched_grad=name == "scores")
+
+
+def test_functions_of_derivatives():
+    """`torch.func` finds the Hessian in each order of modes, for examples too, and says what there is not."""
+    q, k, v = (x[0].detach().double() for x in inputs())
+
+    def mine(q):
+        return scaled_dot_product_attention(q, k, v, scale=0.5).sin().sum()
+
+    def plain(q):
+        return (torch.softmax(q @ k.transpose(-1, -2) * 0.5, -1) @ v).sin().sum()
+
+    f, q, direction = torch.func, q[:1], torch.randn(2, *q[:1].shape, dtype=torch.float64)
+    k, v = k[:1], v[:1]
+    expected = f.hessian(plain)(q)
+    for first, second in ((f.jacrev, f.jacfwd), (f.jacrev, f.jacrev), (f.jacfwd, f.jacrev)):
+        assert torch.allclose(second(first(mine))(q), expected)
+    products = f.vmap(lambda d: f.jvp(f.grad(mine), (q,), (d,))[1])(direction)
+    assert torch.allclose(products, torch.einsum("...ijk,nijk->n...", expected, direction))
+    with pytest.raises(RuntimeError, match="no forward mode of forward mode"):
+        f.jacfwd(f.jacfwd(mine))(q)
+    with pytest.raises(RuntimeError, match="no third ones"):
+        f.grad(lambda q: f.hessian(mine)(q).sum())(q)
+    with pytest.raises(RuntimeError, match="of nested tensors has first derivatives"):
+        Call(("cu_seqlens_q",), {}).read_moving(())
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout_p": 0.3}])
@@ -115,7 +155,8 @@ def test_operators_keep_their_contracts(dtype):
     check(ops.attention.default, (*plain, mask.detach()), options)
     check(ops.plain_attention.default, (*(x[:, :2] for x in plain), True))
     rows, offsets = [trained[0][0].transpose(0, 1).detach() for _ in range(3)], torch.tensor([0, 3, 7])
-    packed = (*(x.requires_grad_() for x in rows), None, None, None, None, offsets, offsets)
+    nothing = [None] * (TENSORS.index("cu_seqlens_q") - 3)
+    packed = (*(x.requires_grad_() for x in rows), *nothing, offsets, offsets)
     check(ops.attention.default, packed, {"return_lse": True, "keep": True})
     out, statistics, *_ = kept = ops.attention(*plain, enable_gqa=True, keep=True)
     inner = (torch.ones_like(out), None, kept[-1] if len(kept) > 2 else out, statistics, *plain)
