@@ -2,7 +2,8 @@
 
 Every function of `selfattn.functional` that has a ``_vjp`` is here under its name, and :func:`functional_call` calls
 a layer. A call that autograd traces runs the ``_vjp`` once: the pullback is an argument of the primitive that
-autograd records. Other calls are plain. Reverse mode, first order.
+autograd records. Other calls are plain. Reverse mode, first order; attention's derivatives are also of the second order
+and in forward mode, as ``hessian_vector_product`` and ``make_jvp`` ask.
 
 >>> import autograd
 >>> from selfattn.interop.autograd import softmax
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import functional, nn
-from selfattn._check import as_array
+from selfattn._check import as_array, seed_from_rng
 from selfattn._extras import import_extra
 
 _builtins, _extend, _tracer = (
@@ -71,6 +72,29 @@ def functional_call(
     return _call(type(module).__name__, bound.signature, {**bound.arguments, "parameters": parameters}, run)
 
 
+class _MoreDerivatives:
+    """Forward mode and second derivatives of one call of attention, whose arguments ``traced`` names."""
+
+    def __init__(self, values: dict[str, Any], traced: list[str]) -> None:
+        self.traced, self.returns_lse = traced, bool(values.get("return_lse"))
+        self.others = {name: x for name, x in values.items() if name not in (*traced, "return_lse")}
+
+    def tangents(self, inputs: tuple[Any, ...], along: dict[str, Any]) -> Any:
+        """Return the tangent of the result along tangents of inputs by name."""
+        given = self.others | dict(zip(self.traced, inputs, strict=True))
+        found = functional.scaled_dot_product_attention_jvp(
+            **given, tangents=along, return_lse=self.returns_lse
+        )
+        return found[1]
+
+    def products(self, inputs: tuple[Any, ...], gradient: Any, along: dict[str, Any]) -> Any:
+        """Return the tangents of the gradients of the inputs, along tangents of inputs by name."""
+        given = self.others | dict(zip(self.traced, inputs, strict=True))
+        given |= zip(("grad_out", "grad_lse"), gradient if self.returns_lse else (gradient,), strict=False)
+        hvp = functional.scaled_dot_product_attention_hvp
+        return hvp(**given, tangents=along, wrt=self.traced)[1]
+
+
 def _function(name: str) -> Callable[..., Any]:
     """Return a function of `selfattn.functional` that autograd differentiates."""
     plain, with_pullback = getattr(functional, name), getattr(functional, f"{name}_vjp")
@@ -79,9 +103,11 @@ def _function(name: str) -> Callable[..., Any]:
     def run(values: dict[str, Any], traced: list[str]) -> Any:
         return with_pullback(**values, **({"wrt": traced} if selects else {})) if traced else plain(**values)
 
+    more = _MoreDerivatives if name == "scaled_dot_product_attention" else None
+
     @functools.wraps(plain, ("__name__", "__qualname__", "__doc__"))  # pickles find it in this module
     def function(*args: Any, **kwargs: Any) -> Any:
-        return _call(name, signature, signature.bind(*args, **kwargs).arguments, run)
+        return _call(name, signature, signature.bind(*args, **kwargs).arguments, run, more)
 
     return function
 
@@ -90,7 +116,11 @@ globals().update({name: _function(name) for name in _NAMES})
 
 
 def _call(
-    owner: str, signature: inspect.Signature, arguments: dict[str, Any], run: Callable[..., Any]
+    owner: str,
+    signature: inspect.Signature,
+    arguments: dict[str, Any],
+    run: Callable[..., Any],
+    more: type[_MoreDerivatives] | None = None,
 ) -> Any:
     """Call ``run(values, traced)``: if autograd traces arguments, it returns the result and the pullback."""
     given = {name: _in_one_box(x) for name, x in arguments.items()}
@@ -98,6 +128,10 @@ def _call(
     traced = [name for name, x in given.items() if _tracer.isbox(x)]
     if not traced:
         return run(values, traced)
+    if (
+        values.get("dropout_p") and "rng" in signature.parameters
+    ):  # every derivative drops what the result drops
+        values["rng"] = seed_from_rng(values.get("rng"))
     result, pullback = run(values, traced)
     # A layer may return more than has a gradient, such as weights.
     takes = len(inspect.signature(pullback).parameters) if isinstance(result, tuple) else 1
@@ -113,7 +147,8 @@ def _call(
             raise TypeError(f"{owner} has no gradient with respect to {', '.join(lacking)}")
         return [_like(named[name], values[name]) for name in traced]
 
-    recorded = _forward((parts if takes > 1 else parts[0], pull), *(given[name] for name in traced))
+    call = parts if takes > 1 else parts[0], pull, more and more(values, traced)
+    recorded = _forward(call, *(given[name] for name in traced))
     return (recorded, *result[1:]) if isinstance(result, tuple) and takes == 1 else recorded
 
 
@@ -141,18 +176,46 @@ def _like(gradient: Any, value: Any) -> Any:
     return type(value)(gradient) if isinstance(value, list | tuple) else gradient
 
 
-def selfattn_forward(call: tuple[Any, Callable[..., Any]], *inputs: Any) -> Any:
+def selfattn_forward(call: tuple[Any, ...], *inputs: Any) -> Any:
     """Return the result of a call, which is computed already; the inputs are for autograd."""
     return call[0]
 
 
-def selfattn_backward(pullback: Callable[..., Any], places: tuple[int, ...], *inputs: Any) -> list[Any]:
-    """Pull back the last of the inputs. Through the others autograd sees a second derivative, which it refuses."""
-    found = pullback(inputs[-1])
+def selfattn_backward(call: tuple[Any, ...], places: tuple[int, ...], *inputs: Any) -> list[Any]:
+    """Pull back the last of the inputs. Through the others autograd sees a second derivative."""
+    found = call[1](inputs[-1])
     return [found[place - 1] for place in places]
+
+
+def _tangent(places: tuple[int, ...], tangents: Any, _: Any, given: Any, __: Any) -> Any:
+    more = given[0][2]
+    if more is None:
+        raise NotImplementedError(
+            "JVP of selfattn_forward wrt its arguments is not defined but for attention"
+        )
+    return more.tangents(given[1:], {more.traced[n - 1]: x for n, x in zip(places, tangents, strict=True)})
+
+
+def _second(wanted: tuple[int, ...], _: Any, given: Any, __: Any) -> Callable[[Any], list[Any]]:
+    """Return the pullback of gradients: the Hessian is symmetric, so it is a product with it."""
+    (_result, _pull, more), places, *inputs, gradient = given
+    if more is None:
+        raise NotImplementedError(
+            "VJP of selfattn_backward wrt its arguments is not defined but for attention"
+        )
+
+    def pull(directions: Any) -> list[Any]:
+        along = {more.traced[n - 1]: x for n, x in zip(places, directions, strict=True)}
+        last = 2 + len(inputs)
+        products = more.products(inputs, gradient, along) if min(wanted) < last else ()
+        return [more.tangents(inputs, along) if n == last else products[n - 2] for n in wanted]
+
+    return pull
 
 
 _forward, _backward = _extend.primitive(selfattn_forward), _extend.primitive(selfattn_backward)
 _extend.defvjp_argnums(
-    _forward, lambda places, _, given, __: functools.partial(_backward, given[0][1], places, *given[1:])
+    _forward, lambda places, _, given, __: functools.partial(_backward, given[0], places, *given[1:])
 )
+_extend.defjvp_argnums(_forward, _tangent)
+_extend.defvjp_argnums(_backward, _second)

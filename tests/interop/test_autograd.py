@@ -67,6 +67,24 @@ def test_keywords_lists_and_dtypes():
     )
 
 
+@pytest.mark.parametrize("options", [{}, {"return_lse": True, "dropout_p": 0.4, "rng": 3}])
+def test_attention_has_forward_mode_and_second_derivatives(options):
+    def f(q, k, v, mask):
+        return door.scaled_dot_product_attention(q, k, v, mask, softcap=2.0, **options)
+
+    def loss(given):
+        found = f(*given)
+        out, lse = found if options else (found, np.zeros(1))
+        return np.sum(np.sin(out)) + np.sum(lse**2)
+
+    given = Q[0, :3], K[0], V[0], MASK[:3]
+    differences.check_grads(lambda given: f(*given), modes=["fwd"], order=1)(given)
+    differences.check_grads(loss, modes=["rev"], order=2)(given)
+    product = autograd.hessian_vector_product(lambda q: loss((q, *given[1:])))(given[0], K[0, :3])
+    hessian = autograd.hessian(lambda q: loss((q, *given[1:])))(given[0])
+    np.testing.assert_allclose(product, np.tensordot(hessian, K[0, :3]), rtol=1e-12)
+
+
 def test_layers():
     """Inputs by place and by name, layers that are used twice, some of the parameters, other results, plain calls."""
     x, call = RNG.standard_normal((2, 5, 8)), door.functional_call
