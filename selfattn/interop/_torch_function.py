@@ -45,7 +45,7 @@ class Call:
     options: dict[str, Any]
 
     def read(self, tensors: Tensors) -> dict[str, Any]:
-        return as_core_takes(dict(zip(self.names, tensors, strict=True)), self.options)
+        return as_core_takes(self.names, tensors, self.options)
 
     def read_moving(self, moving: tuple[Tensor | None, ...]) -> dict[str, Any]:
         """Return tensors, each of which may have a tangent after all of them, as the core's functions take them."""

@@ -144,8 +144,7 @@ def _refuse(ctx: Any, *grads: Any) -> None:
 
 def _read(tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> dict[str, Any]:
     """Return an operator's arguments as the core takes them."""
-    named = {name: x for name, x in zip(TENSORS, tensors, strict=False) if x is not None}
-    given = as_core_takes(named, options)
+    given = as_core_takes(TENSORS, tensors, options)
     if "left" in given or "right" in given:
         given["window"] = given.pop("left", None), given.pop("right", None)
     if "block_mask" in given:
@@ -155,13 +154,16 @@ def _read(tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> dict[s
     return given
 
 
-def as_core_takes(tensors: dict[str, Tensor], options: dict[str, Any]) -> dict[str, Any]:
-    """Return tensors by name, and other options, as the core's functions take them."""
+def as_core_takes(
+    names: tuple[str, ...], tensors: tuple[Tensor | None, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Return tensors by name, those that there are, and other options, as the core's functions take them."""
     given = {"num_threads": _threads(), **options}
-    for name, x in tensors.items():
-        given[name] = memory(x, name)
-    if "rng" in tensors:
-        given["rng"] = int(given["rng"]) % 2**64
+    for name, x in zip(names, tensors, strict=False):
+        if x is not None:
+            given[name] = memory(x, name)
+            if name == "rng":
+                given[name] = int(given[name]) % 2**64
     return given
 
 

@@ -104,7 +104,7 @@ def scaled_dot_product_attention(
         given["return_weights"] = True
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (_cast(x) for x in (query, key, value))
-    _check(query=query, key=key, value=value)
+    _check(query, key, value)
     if len(given) > 1:
         _check_options(given)
     return (_jagged if query.is_nested else _run)(query, key, value, given)
@@ -137,20 +137,20 @@ def _cast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype("cpu")) if casts else x
 
 
-def _check(**tensors: Tensor) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Refuse what is no tensor of the CPU, and several dtypes or layouts."""
-    query = tensors["query"]
-    for name, x in tensors.items():
+    for name, x in zip(WRT, (query, key, value), strict=True):
         if not isinstance(x, torch.Tensor):
             kind = type(x).__name__
             raise TypeError(f"{name} is a {kind}, not a Tensor; selfattn's own function takes arrays")
         _check_device(name, x)
-        if x.dtype is not query.dtype:
-            raise TypeError(f"query is {query.dtype}, but {name} is {x.dtype}: give {name}.to(query.dtype)")
-        if x.dtype not in _DTYPES:
-            raise TypeError(f"{name} is {x.dtype}; give floats, such as {name}.float()")
-        if x.layout is not query.layout or x.layout not in _LAYOUTS:
-            raise TypeError(f"{name} is {x.layout}; give all three dense, as by to_dense(), or torch.jagged")
+        dtype, layout = x.dtype, x.layout
+        if dtype is not query.dtype:
+            raise TypeError(f"query is {query.dtype}, but {name} is {dtype}: give {name}.to(query.dtype)")
+        if dtype not in _DTYPES:
+            raise TypeError(f"{name} is {dtype}; give floats, such as {name}.float()")
+        if layout is not query.layout or layout not in _LAYOUTS:
+            raise TypeError(f"{name} is {layout}; give all three dense, as by to_dense(), or torch.jagged")
 
 
 def _check_device(name: str, x: Tensor) -> None:
