@@ -20,6 +20,8 @@ static const field attention_fields[] = {
     ATTENTION(TENSOR, key),
     ATTENTION(TENSOR, value),
     ATTENTION(TENSOR, mask),
+    ATTENTION(TENSOR, gate),
+    ATTENTION(TENSOR, offset_bias),
     ATTENTION(TENSOR, key_bias),
     ATTENTION(TENSOR, alibi),
     ATTENTION(TENSOR, sinks),
@@ -40,11 +42,23 @@ static const field attention_fields[] = {
     ATTENTION(SIZE, window_right),
     ATTENTION(REAL, dropout_p),
     ATTENTION(WORD, seed),
+    ATTENTION(FLAG, with_tangents),
+    ATTENTION(TENSOR, query_tangent),
+    ATTENTION(TENSOR, key_tangent),
+    ATTENTION(TENSOR, value_tangent),
+    ATTENTION(TENSOR, mask_tangent),
+    ATTENTION(TENSOR, offset_bias_tangent),
+    ATTENTION(TENSOR, alibi_tangent),
+    {"sinks_tangent", TENSOR, offsetof(sa_attention, sink_tangent)},
 };
 #define OF_GRADIENTS(member) FIELD(sa_attention_gradients, TENSOR, member)
 static const field gradient_fields[] = {
-    OF_GRADIENTS(grad_out), OF_GRADIENTS(grad_lse), OF_GRADIENTS(dquery),      OF_GRADIENTS(dkey),
-    OF_GRADIENTS(dvalue),   OF_GRADIENTS(dmask),    OF_GRADIENTS(dslope_rows), OF_GRADIENTS(dsink_rows),
+    OF_GRADIENTS(grad_out),         OF_GRADIENTS(grad_lse),
+    OF_GRADIENTS(dquery),           OF_GRADIENTS(dkey),
+    OF_GRADIENTS(dvalue),           OF_GRADIENTS(dmask),
+    OF_GRADIENTS(dslope_rows),      OF_GRADIENTS(dsink_rows),
+    OF_GRADIENTS(doffset_bias),     OF_GRADIENTS(grad_out_tangent),
+    OF_GRADIENTS(grad_lse_tangent),
 };
 #define MASK(kind, member) FIELD(sa_block_mask, kind, member)
 static const field block_mask_fields[] = {
@@ -58,6 +72,25 @@ typedef struct {
     sa_attention_gradients g;
     sa_block_mask masks[SA_MAX_BLOCK_MASKS];
 } attention_call;
+
+/* Row i begins at element L − 1 − i. */
+static void shift_rows(sa_tensor *t, ptrdiff_t L) {
+    t->m.data += t->m.data ? (L - 1) * t->m.col_stride : 0;
+    t->m.row_stride = -t->m.col_stride;
+}
+
+/* A result's tangent is an array of its own, some bytes from the result. */
+static void bind_tangents(vector_case *c, attention_call *to) {
+    static const char *const results[] = {"out", "lse", "dquery", "dkey", "dvalue", "dmask"};
+    sa_attention *a = &to->a;
+    sa_attention_gradients *g = &to->g;
+    ptrdiff_t *const bytes[] = {&a->out_tangent,  &a->lse_tangent,    &g->dquery_tangent,
+                                &g->dkey_tangent, &g->dvalue_tangent, &g->dmask_tangent};
+    for (int n = 0; n < 6; ++n) {
+        const char *result = find_data(c, "%s", results[n]), *tangent = find_data(c, "%s_tangent", results[n]);
+        *bytes[n] = result && tangent ? (intptr_t)tangent - (intptr_t)result : 0;
+    }
+}
 
 static void bind_attention(vector_case *c, attention_call *to) {
     memset(to, 0, sizeof *to);
@@ -73,17 +106,21 @@ static void bind_attention(vector_case *c, attention_call *to) {
     a->block_masks = to->masks;
     to->g.a = a;
     BIND(c, "", gradient_fields, &to->g);
+    shift_rows(&a->offset_bias, a->L);
+    shift_rows(&a->offset_bias_tangent, a->L);
+    bind_tangents(c, to);
 }
 
 /* Leaves out some of the outputs that a caller may not want. On AMX the bits of dkey and dvalue depend on dquery where
  * keys are out of its range (docs/guide/semantics.md). */
 static void leave_out(vector_case *c) {
-    static const char *const optional[] = {"lse",    "weights", "dquery",      "dkey",
-                                           "dvalue", "dmask",   "dslope_rows", "dsink_rows"};
-    for (int n = 0; n < 8; ++n) {
-        vector_array *a = find_array(c, "%s", optional[n]);
-        if (a) {
-            a->left_out = (n + c->name[strlen(c->name) - 1]) % 3 == 0 && !(n == 2 && strcmp(sa_isa_name(), "amx") == 0);
+    static const char *const optional[] = {"lse",   "weights",     "dquery",     "dkey",        "dvalue",
+                                           "dmask", "dslope_rows", "dsink_rows", "doffset_bias"};
+    for (int n = 0; n < 9; ++n) {
+        vector_array *const both[] = {find_array(c, "%s", optional[n]), find_array(c, "%s_tangent", optional[n])};
+        for (int i = 0; i < 2 && both[i]; ++i) {
+            both[i]->left_out =
+                (n + c->name[strlen(c->name) - 1]) % 3 == 0 && !(n == 2 && strcmp(sa_isa_name(), "amx") == 0);
         }
     }
 }
@@ -107,6 +144,7 @@ static void run_attention(attention_call *call, int threads) {
     if (back.groups > 0) {
         scratch = scratch_memory((size_t)back.threads * back.scratch_bytes);
         call->g.delta = scratch_memory((size_t)back.delta_count * sizeof(double));
+        call->g.diagonals = scratch_memory((size_t)back.diagonal_count * (a->f64 ? sizeof(double) : sizeof(float)));
         CHECK(sa_attention_backward(&call->g, &back, scratch) == SA_OK, "gradients");
     }
 }

@@ -303,18 +303,19 @@ static bool is_intact(const vector_array *a) {
     return intact;
 }
 
-/* Element n; or, with fewer numbers than elements, the n-th sum over the rows of x − y·z of their columns, or of x. */
+/* Element n; or, with fewer numbers than elements, the n-th sum over the rows of x − y·z of their columns, or of x. Two
+ * columns have a sum each. */
 static double result_at(const vector_array *a, ptrdiff_t n) {
-    const ptrdiff_t item = (ptrdiff_t)sa_itemsize(a->dtype), each = a->count / a->expected_count;
+    const ptrdiff_t item = (ptrdiff_t)sa_itemsize(a->dtype), each = a->count / a->expected_count,
+                    columns = each > 1 ? a->shape[a->axes - 1] : 1, sums = columns == 2 ? 2 : 1;
     double sum = each == 1 ? -0.0 : 0;
-    for (ptrdiff_t i = n * each; i < (n + 1) * each;) {
-        const char *x = a->bits + i * item;
+    for (ptrdiff_t i = 0; i < each; ++i) {
+        const char *x = a->bits + (n / sums * sums * each + i * sums + n % sums) * item;
         sum += element_get(x, a->dtype);
-        if (each > 1 && a->shape[a->axes - 1] == 3) {
+        if (columns == 3) {
             sum -= element_get(x + item, a->dtype) * element_get(x + 2 * item, a->dtype);
             i += 2;
         }
-        ++i;
     }
     return sum;
 }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
+from bounds import Bound, clean, finite, folded, transposed
 from case import EPS, FLOATS, INTEGERS, LAYOUTS, STORED, TILE, UNBOUNDED, Case, decoded, reference, rounded
+from tangents import tangent_results
 
 from selfattn.reference.arrays import sum_to_shape
 from selfattn.reference.attention import attend, dot_products
-from selfattn.reference.call import attention_call
+from selfattn.reference.attention_vjp import sum_by_offset
+from selfattn.reference.call import attention_call, of_pairs
 
 
 class Dense:
@@ -21,35 +26,12 @@ class Dense:
         return self.allowed
 
 
-def clean(x):
-    """Return 0 for what is not finite: it reaches no result that is."""
-    return np.where(np.isfinite(x), x, 0)
-
-
-def finite(x):
-    """Return magnitudes, with 0 for what is not finite."""
-    return np.abs(clean(x))
-
-
-def transposed(x):
-    """Return matrices with rows for columns."""
-    return x.swapaxes(-1, -2)
-
-
-def folded(x, shape):
-    """Sum over query heads that share a key head, and over axes along which an array of ``shape`` is broadcast."""
-    if len(shape) > 2:
-        *lead, heads, rows, columns = x.shape
-        x = x.reshape(*lead, shape[-3], heads // shape[-3], rows, columns).sum(-3)
-    return sum_to_shape(x, shape)
-
-
 @np.errstate(all="ignore")
-def attention_results(q, k, v, f64, grad_out=None, grad_lse=None, **options):
+def attention_results(q, k, v, f64, grad_out=None, grad_lse=None, moves=None, **options):
     """Return what a call should find, by the output's name: numbers, and both sizes of their errors.
 
     The sizes follow docs/theory/backward.md, in the order of the computation. Gradients of keys and values have the
-    shapes of ``k`` and ``v``, those of the mask the shape of all pairs.
+    shapes of ``k`` and ``v``, those of the mask the shape of all pairs. ``moves``: see `tangent_results`.
     """
     eps, tiny = (EPS["f64"], 2.0**-1022) if f64 else (EPS["f32"], 2.0**-126)
     least = tiny / eps  # the size of an underflow
@@ -74,6 +56,10 @@ def attention_results(q, k, v, f64, grad_out=None, grad_lse=None, **options):
         s = s + clean(a.bias)
         # A mask of finfo.min leaves nothing of a score: rows of it have exactly the same weights.
         error = np.where(np.abs(s) < 1e30, error + 4 * finite(a.bias) + np.abs(s), 0)
+    if a.offset_bias is not None:
+        by_offset = of_pairs(a.offset_bias, n_queries, n_keys)
+        s = s + clean(by_offset)
+        error = np.where(np.abs(s) < 1e30, error + 4 * finite(by_offset) + np.abs(s), 0)
 
     # A weight's relative size; a row's sums.
     w = finite(of.weights)
@@ -90,6 +76,15 @@ def attention_results(q, k, v, f64, grad_out=None, grad_lse=None, **options):
         "lse": (lse[..., None], (mean + sums + 4 * finite(lse) + 4)[..., None]),
         "weights": (of.dropped_weights, p_size),
     }
+    share = None if a.sinks is None else np.exp(a.sinks[..., None] - np.where(np.isfinite(lse), lse, np.inf))
+    if moves is not None:
+        if share is not None:
+            share = Bound(share, share * (mean + sums + 8) + 2 * finite(share * np.log(share)))
+        capped = Bound(of.scaled_scores / (a.softcap or 1), gain_error)
+        known = {"call": a, "keep": keep, "share": share, "weights": Bound(w, w * spread + 4 * least)}
+        known |= {"gain": Bound(gain, gain_error), "capped": capped}
+        more = tangent_results(q, k, v, SimpleNamespace(**known), grad_out, grad_lse, **moves, **options)
+        return {x: results[x] for x in ("out", "lse")} | more
     if grad_out is None:
         return results
 
@@ -116,12 +111,14 @@ def attention_results(q, k, v, f64, grad_out=None, grad_lse=None, **options):
     results["dvalue"] = found.value, *of_values
     if a.bias is not None:
         results["dmask"] = found.attn_mask, ds_error + rows * ds, ds_coarse
+    if a.offset_bias is not None:
+        of_diagonals = (sum_by_offset(x)[..., None, :] for x in (ds_error + rows * ds, ds_coarse))
+        results["doffset_bias"] = found.offset_bias[..., None, :], *of_diagonals
     if a.alibi_slopes is not None:
         more = ds_error + (n_keys + rows) * w * size
         sizes = ((x * distance).sum((-2, -1)) for x in (more, ds_coarse))
         results["dslope_rows"] = found.alibi_slopes, *sizes
     if a.sinks is not None:
-        share = np.exp(a.sinks[..., None] - np.where(np.isfinite(lse), lse, np.inf))
         more = delta_error + (mean + sums + rows) * np.abs(delta)
         results["dsink_rows"] = found.sinks, (share * more + least).sum(-1), (share * delta_coarse).sum(-1)
     return results
@@ -178,7 +175,7 @@ def write_block_mask(case, rng, prefix, kind, pairs, diagonal):
     return np.broadcast_to(open_[of_rows[..., i // class_rows, 0]], pairs)
 
 
-def poison(kind, rng, given, grad_out, sees):
+def poison(kind, rng, given, grads, moves, sees):
     """Put NaN and infinities where no pair is open ("closed"), or in some rows; arrays change in place.
 
     "weightless" keys have weight 0, but 0·NaN is NaN; each row sees others, too.
@@ -189,12 +186,14 @@ def poison(kind, rng, given, grad_out, sees):
         x[...] = np.where(rows & (rng.random(x.shape) < 0.5), rng.choice(bad, x.shape), x)
 
     nan, special = [np.nan], [np.nan, np.nan, np.inf, -np.inf]
-    query, key, value = given.values()
+    query, key, value = (given[x] for x in ("query", "key", "value"))
     others = np.delete(sees, slice(1, None, 97), -1)
     if kind == "closed":
-        open_ = sees.any(-1, keepdims=True), *[transposed(sees.any(-2, keepdims=True))] * 2
-        put(grad_out, ~open_[0][..., 0], special)
-        for x, by_row in zip((query, key, value), open_, strict=True):
+        of_queries, of_keys = sees.any(-1, keepdims=True), transposed(sees.any(-2, keepdims=True))
+        for x in grads:
+            put(x, ~of_queries[..., 0], special)
+        for name, x in (*given.items(), *moves.items()):
+            by_row = of_queries if name == "query" else of_keys
             put(x, folded(by_row, (*x.shape[:-1], 1))[..., 0] == 0, special)
     elif kind == "weightless" and query.shape[-1] and (others.any(-1) | ~sees.any(-1)).all():
         query[..., 0] = 1
@@ -232,6 +231,8 @@ def layout(rng):
     return tuple(x for x in LAYOUTS if rng.random() < (0.15 if x != "long_rows" else 0.005))
 
 
+TANGENTS = "query", "key", "value", "mask", "offset_bias", "alibi", "sinks", "grad_out", "grad_lse"
+LAID_OUT = "query", "key", "value", "mask", "gate", "offset_bias", "moves", "out"
 # A call's options: what it has without them, how often one is drawn, and what is drawn.
 OPTIONS = {
     "lead": ((2,), 0.7, lambda rng: tuple(map(int, rng.integers(1, 4, rng.integers(0, 4))))),
@@ -240,7 +241,7 @@ OPTIONS = {
     "grad_lse": (False, 0.4, any_of(True)),
     "out": (None, 0.4, any_of("f32")),  # of 16-bit inputs
     "wants": (("lse",), 0.7, some("lse", "weights")),
-    "layouts": ({}, 0.5, lambda rng: {x: layout(rng) for x in ("query", "key", "value", "mask", "out")}),
+    "layouts": ({}, 0.5, lambda rng: {x: layout(rng) for x in LAID_OUT}),
     "query axes": ((), 0.3, axes(0.3)),
     "key axes": ((), 0.3, axes(0.5)),
     "value axes": ("key axes", 0.2, axes(0.5)),
@@ -269,6 +270,10 @@ OPTIONS = {
     "magnitude": (2.0, 0.2, lambda rng: np.exp(rng.uniform(-5, 9))),
     "poison": ("", 0.4, any_of("closed", "closed", "weightless", "queries", "some")),
     "climbing": (False, 0.03, any_of(True)),
+    "gate": (False, 0.4, any_of(True)),  # beside a float mask
+    "offset_bias": (None, 0.15, any_of(*FLOATS)),
+    "offset axes": ((), 0.5, any_of((-3,), (-4, -3), (-4,))),
+    "tangents": ((), 0, some(*TANGENTS)),
 }
 
 
@@ -299,6 +304,7 @@ def attention_case(file, name, dtype, sizes, quick=True, seed=0, **settings):
         given["query"][...] = np.where(np.arange(given["query"].shape[-2]) % 2, -1.0, 1.0)[:, None]
 
     # What closes pairs, and what is added to scores.
+    moving = {}  # what has a tangent, by the name of its array
     options, allowed = {"scale": scale, "softcap": t["softcap"] or None, "enable_gqa": gqa > 1}, None
     if diagonal == 0 or (t["causal"] and diagonal == n_keys - n_queries):
         options["causal"] = ("lower_right" if diagonal else "upper_left") if t["causal"] else None
@@ -313,8 +319,8 @@ def attention_case(file, name, dtype, sizes, quick=True, seed=0, **settings):
         allowed = open_ if allowed is None else allowed & open_
     for x, most in (("alibi", 0.2), ("sinks", 4)):
         if t[x]:
-            y = case.draw(rng, x, broadcast_shape((*lead, 1, 1), t["shared"]), "f64", most)[..., 0, 0]
-            options["alibi_slopes" if x == "alibi" else x] = np.broadcast_to(y, lead)
+            moving[x] = y = case.draw(rng, x, broadcast_shape((*lead, 1, 1), t["shared"]), "f64", most)
+            options["alibi_slopes" if x == "alibi" else x] = np.broadcast_to(y[..., 0, 0], lead)
     if t["lengths"]:
         y = rng.integers(0, n_keys + 1, (*lead, 1, 1)) * (rng.random((*lead, 1, 1)) < 0.7)
         options["key_lengths"] = case.given("key_lengths", y, "i64")[..., 0, 0]
@@ -328,6 +334,17 @@ def attention_case(file, name, dtype, sizes, quick=True, seed=0, **settings):
         mask = drawn_mask(rng, mask_shape, t["mask"], t["closed"], t["largest"])
         mask = case.given("mask", mask, t["mask"], t["layouts"].get("mask", ()))
         bias = np.broadcast_to(mask != 0 if t["mask"] == "bool" else mask, pairs)
+        if t["mask"] != "bool":
+            moving["mask"] = mask
+        if t["mask"] != "bool" and t["gate"]:
+            gate = drawn_mask(rng, broadcast_shape(pairs, axes(0.4)(rng)), "bool", t["closed"], 0)
+            gate = case.given("gate", gate, "bool", t["layouts"].get("gate", ())) != 0
+            allowed = np.broadcast_to(gate if allowed is None else allowed & gate, pairs)
+    if t["offset_bias"] and n_queries and n_keys:
+        y, dtype_, shape = t["closed"] * rng.integers(2), t["offset_bias"], (*lead, 1, n_queries + n_keys - 1)
+        y = drawn_mask(rng, broadcast_shape(shape, t["offset axes"]), dtype_, y, 3.0)
+        moving["offset_bias"] = y = case.given("offset_bias", y, dtype_, t["layouts"].get("offset_bias", ()))
+        options["offset_bias"] = np.broadcast_to(y, shape)[..., 0, :]
     # Query heads that follow one another and share keys and values share their gradients.
     ones = [sizes == (1, 1) for sizes in zip(given["key"].shape[:-2], given["value"].shape[:-2], strict=True)]
     several = gqa > 1 and k_lead[-1] > 1
@@ -342,9 +359,22 @@ def attention_case(file, name, dtype, sizes, quick=True, seed=0, **settings):
     options["attn_mask"] = bias
     options["block_mask"] = None if allowed is None else Dense(allowed)
     grad_out = rounded(rng.uniform(-1, 1, (*lead, n_queries, v_width)), out)
+    grad_out_tangent = rounded(rng.uniform(-1, 1, grad_out.shape), out)
+    of_dtype = dict.fromkeys(given, dtype if floating else "f64") | {"alibi": "f64", "sinks": "f64"}
+    of_dtype |= {"mask": t["mask"], "offset_bias": t["offset_bias"]}
+    moves = {
+        x: rounded(rng.uniform(-1, 1, y.shape), of_dtype[x])
+        for x, y in (given | moving).items()
+        if x in t["tangents"]
+    }
     if floating and t["poison"]:
         zeros = (np.zeros((*lead, n, 1)) for n in (n_queries, n_keys, n_keys))
-        poison(t["poison"], rng, given, grad_out, attention_call(*zeros, **options, rng=0).allowed)
+        of_inputs = {x: y for x, y in moves.items() if x in given}
+        sees = attention_call(*zeros, **options, rng=0).allowed
+        poison(t["poison"], rng, given, (grad_out, grad_out_tangent), of_inputs, sees)
+        for x in ("mask", "offset_bias"):
+            if x in moves:
+                moves[x][moving[x] == -np.inf] = np.nan
     for x, y in given.items():
         case.given(x, y, dtype, t["layouts"].get(x, ()))
     numbers = {"L": n_queries, "S": n_keys, "E": width, "Dv": v_width, "gqa": gqa, "f64": f64, "scale": scale}
@@ -355,32 +385,56 @@ def attention_case(file, name, dtype, sizes, quick=True, seed=0, **settings):
         numbers["dropout_p"] = options["dropout_p"] = t["dropout"]
         numbers["seed"] = options["rng"] = int(rng.integers(0, 2**63))
     case.numbers(**numbers)
+    for x, y in moves.items():
+        case.given(
+            f"{x}_tangent", y, of_dtype[x], () if x in ("alibi", "sinks") else t["layouts"].get("moves", ())
+        )
     if t["backward"]:
-        case.array("stats", "o", real, (*lead, n_queries, 2))
+        case.array("stats", "o", real, (*lead, n_queries, 4 if t["tangents"] else 2))
         case.given("grad_out", grad_out, out, t["layouts"].get("out", ()))
         if t["grad_lse"]:
             options["grad_lse"] = case.draw(rng, "grad_lse", (*lead, n_queries, 1), real, 1.5)[..., 0]
         options["grad_out"] = grad_out
 
-    q, k, v = (np.broadcast_to(given[x], full[x]) for x in full)
-    k, v = (x[tuple(slice(1 if n in shared else None) for n in range(x.ndim))] for x in (k, v))
-    results = attention_results(q, k, v, f64, **options)
+    def whole(arrays):
+        """Return queries, keys and values with the axes that their gradients have."""
+        q, k, v = (np.broadcast_to(arrays[x], full[x]) for x in full)
+        return q, *(x[tuple(slice(1 if n in shared else None) for n in range(x.ndim))] for x in (k, v))
+
+    if t["tangents"]:
+        case.numbers(with_tangents=True)
+        tangents = dict(zip(full, whole(dict.fromkeys(full, 0.0) | moves), strict=True))
+        for x in moving.keys() & moves.keys():
+            y = np.broadcast_to(moves[x], pairs if x == "mask" else (*lead, *moves[x].shape[-2:]))
+            of = {"mask": ("attn_mask", ...), "offset_bias": (x, (..., 0, slice(None)))}
+            name, at = of.get(x, ("alibi_slopes" if x == "alibi" else x, (..., 0, 0)))
+            tangents[name] = y[at]
+        rounding = EPS[out] / EPS[real] if out in ("f16", "bf16") else 0
+        options["moves"] = {"tangents": tangents, "rounding": rounding}
+        if t["backward"] and "grad_out" in t["tangents"]:
+            case.given("grad_out_tangent", grad_out_tangent, out, t["layouts"].get("moves", ()))
+            options["moves"]["grad_out_tangent"] = grad_out_tangent
+        if t["backward"] and "grad_lse" in t["tangents"]:
+            y = case.draw(rng, "grad_lse_tangent", (*lead, n_queries, 1), real, 1.5)
+            options["moves"]["grad_lse_tangent"] = y[..., 0]
+    results = attention_results(*whole(given), f64, **options)
     layout = tuple(x for x in t["layouts"].get("out", ()) if x != "swapped")
-    if t["mask"] in (None, "bool"):
-        results.pop("dmask", None)
-    elif "dmask" in results:
-        results["dmask"] = [sum_to_shape(x, mask_shape) for x in results["dmask"]]
+    for x in ("dmask", "dmask_tangent"):
+        of_mask = results.pop(x, None)
+        if of_mask and "mask" in moving:
+            results[x] = [sum_to_shape(y, mask_shape) for y in of_mask]
     for x in {"lse", "weights"} - set(t["wants"]):
-        del results[x]
+        results.pop(x, None)
+        results.pop(f"{x}_tangent", None)
     # From 32 keys and a width of 16 on a unit may round bfloat16 that it multiplies, and δ.
     rounds = dtype in ("f16", "bf16") and n_keys >= 32 and width >= 16
     for x, (right, *errors) in results.items():
-        plain, shape = x in ("out", "weights"), None
+        plain, shape = x in ("out", "out_tangent", "weights"), None
         if x.endswith("_rows"):  # the runner adds up rows
-            shape = (*lead, n_queries, 3 if x == "dslope_rows" else 1)
-        of_dtype = {"dtype": out, "layout": layout} if plain else {"dtype": real}
-        role = "o" if x in ("out", "lse") else "z"
-        case.output(x, right, *errors[: 2 if rounds else 1], role=role, shape=shape, **of_dtype)
+            shape = (*lead, n_queries, 2 if t["tangents"] else 3 if x == "dslope_rows" else 1)
+        as_ = {"dtype": out, "layout": layout} if plain else {"dtype": real}
+        role = "o" if x in ("out", "out_tangent", "lse", "lse_tangent") else "z"
+        case.output(x, right, *errors[: 2 if rounds else 1], role=role, shape=shape, **as_)
 
 
 # Numbers of queries around a vector (2 … 16) and a block of rows (6 … 64); of keys around a vector and tiles; widths.
@@ -418,6 +472,8 @@ CLOSERS = (
     {"lengths": True},
     {"key_bias": True},
     {"mask": "f64", "closed": 0.5, "dropout": 0.4},
+    {"mask": "f32", "closed": 0, "gate": True},
+    {"offset_bias": "f32", "closed": 0.5},
 )
 
 
@@ -455,6 +511,10 @@ NAMED = (
       for n in range(4)),
     *(("f32", (n, 90, 8, 8), SHORT) for n in (1, 3, 20, 70)),
     *((FLOATS[n], (n + 1, 150, 17, 7), {"key_bias": True}) for n in range(4)),
+    *(("f32", (530, 540, 6, 6), {"lead": (1,), "backward": True, "causal": True, "offset_bias": "f32", "tangents": x})
+      for x in ((), ("query", "value", "grad_out"))),
+    *((dtype, (150, 200, 24, 20), RICH | {"lead": (2,), "mask axes": x, "tangents": TANGENTS})
+      for dtype, x in (("f32", (-3,)), ("f64", (-2,)))),
     ("f64", (33, 150, 8, 8), {"mask": "f32", "mask axes": (-2, -1), "closed": 0, "backward": True}),
     ("f32", (33, 150, 8, 8), {"mask": "f32", "mask axes": (-2, -1), "closed": 0, "backward": True}),
     *(("f32", (n, 150, 8, 8), {"mask": "bool", "layouts": {"mask": ("stepped",)}, "backward": True})
@@ -499,11 +559,28 @@ def conversions(file):
             one(f"integers {dtype} read", n < 2, x, dtype, "f64", layout)
 
 
+def with_tangents(seed):
+    """Draw a call with tangents; it has fewer options than others, so that most pairs are open and weights differ."""
+    dtype, sizes, settings = drawn(seed)
+    rng = np.random.default_rng(seed + 1)
+    extremes = ("magnitude", "climbing", "largest")
+    settings = {x: y for x, y in settings.items() if rng.random() < (0.2 if x in extremes else 0.6)}
+    more = ("mask", "gate", "offset_bias", "alibi", "sinks", "softcap")
+    settings |= {x: OPTIONS[x][2](rng) for x in more if rng.random() < 0.35}
+    settings |= {"tangents": some(*TANGENTS)(rng) or ("query",), "backward": rng.random() < 0.8}
+    if "poison" in settings:
+        settings["poison"] = any_of("closed", "closed", "queries")(rng)
+    return dtype, sizes, settings
+
+
 def attention(file):
     """Write calls of attention and its gradients."""
     for seed in range(720):
         dtype, sizes, settings = drawn(seed)
         attention_case(file, f"drawn {seed}", dtype, sizes, seed % 4 == 0, seed, **settings)
+    for seed in range(720, 780):
+        dtype, sizes, settings = with_tangents(seed)
+        attention_case(file, f"tangents {seed}", dtype, sizes, seed % 3 == 0, seed, **settings)
     for n, (dtype, sizes, settings) in enumerate(NAMED):
         quick = sizes[0] * sizes[1] < (5e4 if dtype in ("f32", "bf16") else 4e4)
         attention_case(file, f"named {n}", dtype, sizes, quick, n, **settings)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from attention import any_of, finite
+from attention import any_of
+from bounds import finite
 from case import EPS, FLOATS, Case, decoded, reference, rounded
 
 GROUP = 128  # SA_GROUP
