@@ -187,7 +187,8 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     }
     *plan = (sa_backward_plan){.block_rows = kernels->backward_rows, .key_ranges = 1, .threads = 1};
     /* without keys lse is the sink, which may have a gradient */
-    if (rows == 0 || (a->S == 0 && !(g->dsink_rows.m.data && g->grad_lse.m.data))) {
+    const bool of_lse = g->grad_lse.m.data || g->grad_lse_tangent.m.data;
+    if (rows == 0 || (a->S == 0 && !(g->dsink_rows.m.data && of_lse))) {
         return SA_OK;
     }
     plan->large = sa_is_large(a, (ptrdiff_t)rows);

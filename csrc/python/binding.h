@@ -153,7 +153,7 @@ ptrdiff_t sa_stack_left(void);
 
 /* A RecursionError if the thread has less of its stack left. Arguments may be objects whose methods call selfattn. */
 int sa_check_stack(ptrdiff_t needed);
-enum { SA_STACK_OF_CALL = 64 << 10, SA_STACK_OF_RUN = 40 << 10 }; /* what a call needs, and what is left for its run */
+enum { SA_STACK_OF_CALL = 112 << 10, SA_STACK_OF_RUN = 64 << 10 }; /* what a call needs, and what is left for its run */
 
 /* ---- parameters -------------------------------------------------------------------------------------------------- */
 

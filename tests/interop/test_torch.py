@@ -74,7 +74,6 @@ SECOND = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # which PyTorch's make_dual calls
 @pytest.mark.parametrize("name", SECOND)
 def test_first_and_second_derivatives(name):
     """In both modes, of each over reverse mode, and of batches."""
