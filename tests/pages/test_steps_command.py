@@ -67,7 +67,9 @@ def test_a_layer_from_a_file(tmp_path, run):
 
 def test_every_option_of_a_file_is_passed_on(tmp_path):
     options = {
-        "attn_mask": np.zeros((3, 3)),
+        "attn_mask": np.ones((3, 3), np.bool_),
+        "bias": np.eye(3),
+        "offset_bias": np.arange(5.0),
         "is_causal": True,
         "causal": "upper_left",
         "scale": 2.0,

@@ -1,5 +1,5 @@
-/* The gradients of a float mask and of offset_bias from a tile's dS, for backward.h and hvp.h. Rows or keys may have the
- * same mask elements. */
+/* The gradients of a float mask and of offset_bias from a tile's dS, for backward.h and hvp.h. Rows or keys may share
+ * mask elements. */
 #include "kernels/kernels.h"
 
 /* Lane i becomes the sum over rows of dS of key j + i, and 0 from key n on.
