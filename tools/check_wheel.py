@@ -27,7 +27,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST = {"wheel": 2.1e6, "extension": 2.3e6}  # bytes; docs/measurements/build.md says what takes the room
+MOST = {"wheel": 2.3e6, "extension": 2.6e6}  # bytes; docs/measurements/build.md says what takes the room
 SECONDS = 5  # to install
 
 # Runs in an environment without pytest: each test of the file, on each instruction set if it asks for one.

@@ -214,7 +214,7 @@ static ptrdiff_t count_of(const sa_attention *a, const sa_tensor *t, ptrdiff_t h
 static void find_head(const sa_attention *a, ptrdiff_t head, head_arrays *h) {
     h->query = sa_at_head(a, &a->query, head);
     h->mask = sa_at_head(a, &a->mask, head);
-    h->gate = sa_at_head(a, &a->gate, head);
+    h->gate = a->mask.m.data ? sa_at_head(a, &a->gate, head) : NULL; /* it is beside a float mask */
     h->offset_bias = sa_at_head(a, &a->offset_bias, head);
     h->out = sa_at_head(a, &a->out, head);
     h->lse = sa_at_head(a, &a->lse, head);
@@ -259,14 +259,14 @@ static void describe_row(const sa_attention *a, const head_arrays *h, ptrdiff_t 
         rows->head[r] = (uint64_t)(a->first_head + head);
         rows->slope[r] = h->slope;
         rows->sink[r] = h->sink;
-    }
-    if (a->with_tangents) {
-        rows->query_tangent[r] = h->query_tangent ? h->query_tangent + i * a->query_tangent.m.row_stride : NULL;
-        rows->mask_tangent[r] = h->mask_tangent ? h->mask_tangent + i * a->mask_tangent.m.row_stride : NULL;
-        rows->offset_bias_tangent[r] =
-            h->offset_bias_tangent ? h->offset_bias_tangent + i * a->offset_bias_tangent.m.row_stride : NULL;
-        rows->slope_tangent[r] = h->slope_tangent;
-        rows->sink_tangent[r] = h->sink_tangent;
+        if (a->with_tangents) {
+            rows->query_tangent[r] = h->query_tangent ? h->query_tangent + i * a->query_tangent.m.row_stride : NULL;
+            rows->mask_tangent[r] = h->mask_tangent ? h->mask_tangent + i * a->mask_tangent.m.row_stride : NULL;
+            rows->offset_bias_tangent[r] =
+                h->offset_bias_tangent ? h->offset_bias_tangent + i * a->offset_bias_tangent.m.row_stride : NULL;
+            rows->slope_tangent[r] = h->slope_tangent;
+            rows->sink_tangent[r] = h->sink_tangent;
+        }
     }
     rows->index[r] = i;
     rows->position[r] = i + h->diagonal;
@@ -315,7 +315,8 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
                        sa_rows *rows, sa_block *b) {
     const int count = (int)sa_smaller(G * a->L - from, most);
     const bool has_options = a->mask.m.data || a->lse.m.data || a->weights.m.data || a->stats.m.data ||
-                             a->alibi.m.data || a->sinks.m.data || a->dropout_p > 0 || a->offset_bias.m.data;
+                             a->alibi.m.data || a->sinks.m.data || a->dropout_p > 0 || a->offset_bias.m.data ||
+                             a->with_tangents;
     ptrdiff_t begin = PTRDIFF_MAX, end = 0, open_from = 0, open_to = PTRDIFF_MAX;
     rows->count = count;
     rows->gaps = 0;

@@ -434,7 +434,7 @@ SA_INLINE int FN(inspect_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t fir
     if (others == SA_TILE_CLOSED) {
         return others;
     }
-    if (gate->data) {
+    if (mask->data && gate->data) {
         const int of_gate = FN(inspect_mask)(rows->gate, rows->count, gate, first, n, s->row);
         if (of_gate == SA_TILE_CLOSED) {
             return of_gate;
