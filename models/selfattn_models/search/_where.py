@@ -13,7 +13,8 @@ import numpy as np
 from selfattn.engine import if_missing, quoted
 
 Condition: TypeAlias = tuple[str, Any]  # an operator, and a value or a list of values
-OPERATORS = ("==", "!=", "<", "<=", ">", ">=")
+OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
+OPERATORS = ("==", "!=", *OPPOSITE)
 WANTED = "a text, a number, True, False, None, a list of such, or a pair of an operator and a value"
 # Numbers are before texts in SQLite, and these before blobs, so kinds do not mix: lists and objects begin with [ and {.
 KINDS = (
@@ -100,13 +101,19 @@ def equal(name: str, values: list[Any]) -> Iterator[tuple[str, list[str]]]:
     yield f"{field} >= x'5b' AND {field} < x'5c' AND {inner}", given
 
 
-def between(name: str, bounds: list[Condition]) -> tuple[str, list[str]]:
-    """Return what selects the texts that meet all bounds, with its arguments."""
-    field, found = value_of(name), []
+def between(name: str, bounds: list[Condition], outside: bool = False) -> Iterator[tuple[str, list[str]]]:
+    """Yield what selects the texts that meet all bounds, or the others, with its arguments."""
+    field = value_of(name)
+    found = [(operator, "json_extract(?, '$')", [_json(value)]) for operator, value in bounds]
     for operator, value in bounds:
-        found.append(f"{field} {operator} json_extract(?, '$')")
         least, end = ("''", "x''") if isinstance(value, str) else ("-9e999", "''")
         others = {each[0][0] for each in bounds if isinstance(each[1], str) is isinstance(value, str)}
         if len(others) == 1:  # else another bound keeps other kinds out
-            found.append(f"{field} < {end}" if operator[0] == ">" else f"{field} >= {least}")
-    return " AND ".join(found), [_json(value) for _, value in bounds]
+            found.append(("<", end, []) if operator[0] == ">" else (">=", least, []))
+    if outside:
+        yield f"{field} IS NULL", []
+        for operator, limit, given in found:
+            yield f"{field} {OPPOSITE[operator]} {limit}", given
+    else:
+        every = " AND ".join(f"{field} {operator} {limit}" for operator, limit, _ in found)
+        yield every, [each for *_, given in found for each in given]

@@ -156,6 +156,13 @@ def test_where_compares_numbers_with_numbers_and_texts_with_texts(index, monkeyp
                     hit.id for hit in index.search("w1", 99, {name: where} if kept else {name: {*range(10)}})
                 )
                 assert found == (kept or [*range(10)])
+    index.add(drawn(10), range(10), [{"all": n} for n in [*range(7), None, "a", True]])
+    for where, ids in (
+        ((">=", 0), range(7)),
+        (((">", 0), ("<", 7)), range(1, 7)),
+        (("<", 6), range(6)),
+    ):  # most texts
+        assert sorted(hit.id for hit in index.search("w1", 99, {"all": where})) == [*ids]
     for wrong in ((">", None), ("<", [1]), (">", True)):
         with pytest.raises(TypeError, match="needs a number or a text"):
             index.search("w1", where={"all": wrong})
