@@ -8,6 +8,7 @@ from refusals import refusals
 
 import selfattn as sa
 from selfattn import nn, training
+from selfattn.training.objectives import objective_of
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
@@ -181,6 +182,14 @@ def test_shares_are_the_batch():
         expected, of_loss = nn.CrossEntropyLoss().vjp(y, targets)  # only one share has targets
         np.testing.assert_allclose(found[1]["weight"], pullback(of_loss(1.0))[1]["weight"], rtol=1e-13)
         assert found[0] == pytest.approx(float(expected), rel=1e-14)
+        texts = [*"abcdefg"], [*"ABCDEFG"], [*"hijklmn"]
+        model = nn.EmbeddingModel(lambda text: [ord(text)], 128, 4, max_seq_len=8, dtype=np.float64, rng=0)
+        ranking = nn.MultipleNegativesRankingLoss()  # each text is a wrong answer to those of all pieces
+        found = interop.reducer(client)(model, ranking, texts)
+        expected = objective_of(model, ranking).gradients(texts)
+        assert found[0] == pytest.approx(expected[0], rel=1e-12) and found[0] > 1
+        for name, grad in expected[1].items():
+            np.testing.assert_allclose(found[1][name], grad, rtol=0, atol=1e-12 * max(1, abs(grad).max()))
         with pytest.raises(ValueError, match=r"lengths differ: \[2, 3\]"):
             interop.reducer(client)(model, nn.MSELoss(), (np.ones((2, 1)), np.ones((3, 1))))
 

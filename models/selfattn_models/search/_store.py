@@ -409,8 +409,8 @@ class Reader:
             f"SELECT 2 * total({inside}) > count(*) FROM texts WHERE row IN (SELECT value FROM json_each(?))"
         )
         (most,) = self.one(of_sample, *values, sample)
-        has = [self._rows(*each) for each in between(name, bounds, outside=bool(most))]
-        return np.logical_or.reduce(has) ^ bool(most)
+        found: Array = np.logical_or.reduce([self._rows(*each) for each in between(name, bounds, bool(most))])
+        return found ^ bool(most)
 
     def selected(self, where: Mapping[str, Sequence[Condition]]) -> Array | None:
         """Return which rows are those of texts that are not deleted and meet all conditions, (rows,) of bool.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from selfattn.interop.dask.workers import on_worker, tree
 from selfattn.nn import add_gradients
 from selfattn.random import TorchGenerator
 from selfattn.training.generators import generators
-from selfattn.training.objectives import objective_of
+from selfattn.training.objectives import gradients_in, objective_of
+
+Shared: TypeAlias = tuple[float, dict[str, Array], float]  # a loss, gradients, and what counts
 
 
 class reducer:  # noqa: N801 # a function for users
@@ -40,7 +42,9 @@ class reducer:  # noqa: N801 # a function for users
     -----
     With each batch a worker receives the model, and holds gradients of up to four pieces, and what the backward pass
     of one piece keeps, once for each of its threads; the client receives one sum. Layers that drop draw from
-    generators of their own for each piece, whose seeds come from the model's generators.
+    generators of their own for each piece, whose seeds come from the model's generators. A loss whose wrong answers
+    are the texts of other examples gets the embeddings of the whole batch, on the client, and pieces then take their
+    gradients: texts are computed twice, and the loss is that without pieces.
 
     Examples
     --------
@@ -80,9 +84,22 @@ class reducer:  # noqa: N801 # a function for users
         drops = generators(None, model)
         seed = seed_from_rng(drops[0]) if drops else 0
         pickled = import_extra("cloudpickle", "dask").dumps((model, loss))  # also what a notebook defines
+        how = cuts, seed, pickled
+        if getattr(loss, "in_batch", False):  # the texts of all pieces are wrong answers
+            value, slopes = loss.vjp(self._combined(embed, joined, batch, *how))
+            return float(value), self._combined(pull, add, (*batch, *slopes(1.0)), *how)[1], items
+        value, grads, count = self._combined(share, add, batch, *how)
+        if getattr(loss, "reduction", None) == "sum":
+            return value, grads, count
+        with np.errstate(all="ignore"):  # nothing counts: NaN, as without pieces
+            each = np.float64(1) / count
+            return float(value * each), {name: x * x.dtype.type(each) for name, x in grads.items()}, count
+
+    def _combined(self, function: Any, combine: Any, *given: Any) -> Any:
+        """Return what a function computes of each piece of a batch, combined."""
         while True:
             workers = sorted(self.client.nthreads())
-            total, lost = self._sum(workers or [None], batch, cuts, seed, pickled), False
+            total, lost = self._submitted(function, combine, workers or [None], *given), False
             while not lost and not total.done():
                 try:
                     total.result(2)
@@ -92,21 +109,19 @@ class reducer:  # noqa: N801 # a function for users
                     alive = self.client.nthreads().keys()
                     lost = bool(workers and alive) and alive.isdisjoint(workers)
             if total.done():
-                value, grads, count = total.result()
-                if getattr(loss, "reduction", None) == "sum":
-                    return value, grads, count
-                with np.errstate(all="ignore"):  # nothing counts: NaN, as without pieces
-                    each = np.float64(1) / count
-                    return (
-                        float(value * each),
-                        {name: x * x.dtype.type(each) for name, x in grads.items()},
-                        count,
-                    )
+                return total.result()
 
-    def _sum(
-        self, workers: Sequence[str | None], batch: Any, cuts: list[int], seed: int, pickled: bytes
+    def _submitted(
+        self,
+        function: Any,
+        combine: Any,
+        workers: Sequence[str | None],
+        batch: Any,
+        cuts: list[int],
+        seed: int,
+        pickled: bytes,
     ) -> Any:
-        """Submit the tasks of a batch, and return the future of the sums."""
+        """Submit the tasks of a batch, and return the future of what is combined."""
         # Dask copies bytes, but no arrays.
         sent = self._submit(workers[0], held, np.frombuffer(pickled, np.uint8))
         parts = []
@@ -115,8 +130,8 @@ class reducer:  # noqa: N801 # a function for users
             # model.
             worker = workers[n * len(workers) // (len(cuts) - 1)]
             piece = _piece(batch, begin, end)
-            parts.append(self._submit(worker, share, sent, [seed, n], end - begin, piece))
-        return tree(lambda few: self._submit(None, add, few), parts)
+            parts.append(self._submit(worker, function, sent, [seed, n], end - begin, piece))
+        return tree(lambda few: self._submit(None, combine, few), parts)
 
     def _submit(self, worker: str | None, function: Any, *arguments: Any) -> Any:
         """Submit a task to a worker, or to another if that one dies."""
@@ -154,15 +169,44 @@ def held(pickled: Any) -> Any:
     return pickled
 
 
-@on_worker
-def share(pickled: Any, seed: list[int], items: int, piece: Any) -> tuple[float, dict[str, Array], float]:
-    """Return what a piece adds to the loss, to the gradients and to what counts, by a model of this task's own."""
+def _loaded(pickled: Any, seed: list[int]) -> tuple[Any, Any]:
+    """Return a model and a loss of a task's own; for a piece, layers drop the same each time."""
     model, loss = pickle.loads(pickled)
     fresh: dict[int, np.random.Generator] = {}
     for module in model.modules() if hasattr(model, "modules") else ():
         for name, each in vars(module).items():
             if isinstance(each, np.random.Generator | TorchGenerator):
                 vars(module)[name] = fresh.setdefault(id(each), np.random.default_rng([*seed, len(fresh)]))
+    return model, loss
+
+
+@on_worker
+def embed(pickled: Any, seed: list[int], items: int, piece: tuple[list[str], ...]) -> list[Array]:
+    """Return the embeddings of a piece, by columns of texts."""
+    model, _ = _loaded(pickled, seed)
+    return np.split(model([text for column in piece for text in column]), len(piece))
+
+
+@on_worker
+def joined(parts: list[list[Array]]) -> list[Array]:
+    """Return the columns of neighbours as one each."""
+    return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+
+
+@on_worker
+def pull(pickled: Any, seed: list[int], items: int, piece: tuple[Any, ...]) -> Shared:
+    """Return the gradients of a piece: columns of texts, and the gradients of their embeddings."""
+    model, _ = _loaded(pickled, seed)
+    columns, slopes = piece[: len(piece) // 2], piece[len(piece) // 2 :]
+    y, pullback = model.vjp([text for column in columns for text in column])
+    grads = gradients_in(pullback(np.concatenate(slopes).astype(y.dtype)))
+    return 0.0, {name: widened(x) for name, x in grads.items()}, 0.0
+
+
+@on_worker
+def share(pickled: Any, seed: list[int], items: int, piece: Any) -> Shared:
+    """Return what a piece adds to the loss, to the gradients and to what counts, by a model of this task's own."""
+    model, loss = _loaded(pickled, seed)
     objective = objective_of(model, loss)
     value, grads, count = objective.gradients(piece)
     count = 1.0 if objective.adds else float(items if count is None else count)
@@ -173,7 +217,7 @@ def share(pickled: Any, seed: list[int], items: int, piece: Any) -> tuple[float,
 
 
 @on_worker
-def add(parts: list[tuple[float, dict[str, Array], float]]) -> tuple[float, dict[str, Array], float]:
+def add(parts: list[Shared]) -> Shared:
     """Sum losses, gradients and counts of neighbours."""
     grads: dict[str, Array] = {}
     for _, found, _ in parts:
