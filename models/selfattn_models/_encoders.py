@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from selfattn import nn
 from selfattn.engine import if_missing, quoted
 from selfattn_models._pipeline import change_settings
 from selfattn_models._text_encoder import TextEncoder
+
+READ = (".json", ".safetensors", ".model")  # endings of the files that make a model
 
 
 def load(folder: str | os.PathLike[str], dtype: str | None = None) -> Any:
@@ -55,10 +58,30 @@ def encoder(folder: str | os.PathLike[str], dtype: str | None = None) -> Any:
     return _loaded(folder, dtype, state_of(folder))
 
 
+def _files(folder: Path) -> list[Path]:
+    every = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
+    return [path for path in every if not any(part[0] == "." for part in path.relative_to(folder).parts)]
+
+
 def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return the names, sizes and times of a folder's files."""
-    stats = [(str(file), file.stat()) for file in sorted(folder.rglob("*"))]
+    """Return the names, sizes and times of the files that make a model."""
+    stats = [(str(path.relative_to(folder)), path.stat()) for path in _files(folder)]
     return tuple((name, each.st_size, each.st_mtime_ns) for name, each in stats)
+
+
+def digest_of(folder: Path) -> str:
+    """Return a digest of the files that make a model, wherever they are."""
+    return _digest(folder, state_of(folder))
+
+
+@functools.lru_cache(maxsize=4)
+def _digest(folder: Path, state: tuple[Any, ...]) -> str:
+    total = hashlib.blake2b(digest_size=16)
+    for path in _files(folder):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, functools.partial(hashlib.blake2b, digest_size=16)).digest()
+        total.update(os.fsencode(path.relative_to(folder)) + b"\0" + content)
+    return total.hexdigest()
 
 
 @functools.lru_cache(maxsize=4)

@@ -15,7 +15,8 @@ import numpy as np
 from selfattn.engine import Array, disk, import_extra
 from selfattn.interop.dask.workers import on_worker, task
 from selfattn.training.checkpoint import digest
-from selfattn_models._encoders import column, encoder, state_of
+from selfattn_models._encoders import column as checked
+from selfattn_models._encoders import digest_of, encoder
 
 dask: Any = import_extra("dask", "dask")
 da: Any = import_extra("dask.array", "dask")
@@ -27,6 +28,7 @@ def encode(
     model: str | os.PathLike[str],
     texts: Any,
     *,
+    column: str | None = None,
     dtype: str | None = None,
     out: str | os.PathLike[str] | None = None,
     **options: Any,
@@ -41,12 +43,14 @@ def encode(
     ----------
     model : path
         A folder that each worker can read, as :func:`selfattn_models.load` takes it, and ``dtype``.
-    texts : dask.bag.Bag, dask.dataframe.Series or dask.array.Array
-        One text an element.
+    texts : dask.bag.Bag, dask.dataframe.Series or DataFrame, or dask.array.Array
+        One text an element; a DataFrame has them in ``column``.
+    column : str, optional
     out : path, optional
         Compute now, and write the embeddings to this file: ``.npy``, or in parts to a folder ``.parquet``, in a column
-        ``embedding``. What an interrupted call has written is kept, in ``…partial`` for ``.npy``; the same call
-        continues, and a part whose texts, model or options differ is computed again.
+        ``embedding``, next to the index of a column, and to all columns of a DataFrame. What an interrupted call has
+        written is kept, in ``…partial`` for ``.npy``; the same call continues, and a part is computed again if its
+        texts, the options or the files of the model differ, wherever the folder is.
     **options
         As the model's ``encode`` takes them: ``prompt``, ``normalize``, ``batch_size``.
 
@@ -69,6 +73,9 @@ def encode(
     >>> lines = dask.bag.read_text("lines-*.txt")  # doctest: +SKIP
     >>> encode("all-MiniLM-L6-v2", lines, out="vectors.npy")  # doctest: +SKIP
     """
+    frame = None
+    if column is not None:
+        frame, texts = texts, texts[column]
     if not callable(getattr(texts, "to_delayed", None)) or getattr(texts, "ndim", 1) != 1:
         raise TypeError(
             f"texts must be a bag, a column or a one-dimensional array of Dask, got {type(texts).__name__}"
@@ -92,7 +99,10 @@ def encode(
             raise FileExistsError(
                 f"{path} also has parts of other embeddings, such as {min(others)}; give another folder, or remove them"
             )
-        dask.compute(*[task(write_table, name, *how, part) for name, part in zip(names, parts, strict=True)])
+        if frame is not None:
+            parts = frame.to_delayed()
+        tasks = [task(write_table, name, column, *how, part) for name, part in zip(names, parts, strict=True)]
+        dask.compute(*tasks)
         return path
     if path.suffix != ".npy":
         raise ValueError(f"out must end with .npy or .parquet, got {path.name!r}")
@@ -116,7 +126,7 @@ def _embedded(folder: str, dtype: str | None, options: dict[str, Any], part: Any
     """Return the embeddings of a partition; warnings reach the client, too."""
     with _one_at_a_time, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found: Array = encoder(folder, dtype).encode(column(list(part)), **options)
+        found: Array = encoder(folder, dtype).encode(checked(list(part)), **options)
     for each in caught:
         (getattr(sys.modules.get("distributed"), "warn", None) or warnings.warn)(
             str(each.message), each.category
@@ -144,7 +154,7 @@ def write_rows(
 
     Nothing is written if a file n of its folder says that they are there.
     """
-    texts, done = column(list(part)), Path(file).with_name(str(n))
+    texts, done = checked(list(part)), Path(file).with_name(str(n))
     key = f"{begin} {_key(folder, dtype, options, texts)}"
     if disk.read_kept(done) != key.encode():
         rows = np.load(file, mmap_mode="r+")
@@ -154,23 +164,31 @@ def write_rows(
 
 
 @on_worker
-def write_table(file: str, folder: str, dtype: str | None, options: dict[str, Any], part: Any) -> None:
-    """Write the embeddings of a partition to a Parquet file, unless it has them."""
+def write_table(
+    file: str, name: str | None, folder: str, dtype: str | None, options: dict[str, Any], part: Any
+) -> None:
+    """Write the embeddings of a partition, and what it has beside its texts, to a Parquet file, unless it has them."""
     pa, parquet = import_extra("pyarrow"), import_extra("pyarrow.parquet")
-    texts = column(list(part))
-    key = _key(folder, dtype, options, texts)
+    table, kept, stored = pa.table({}), b"", pa.BufferOutputStream()
+    if hasattr(part, "index") and hasattr(part, "columns" if name else "to_frame"):  # of pandas
+        table = pa.Table.from_pandas(part if name else part.to_frame()[[]], preserve_index=True)
+        with pa.ipc.new_stream(stored, table.schema) as stream:
+            stream.write_table(table)
+        kept = stored.getvalue().to_pybytes()
+    texts = checked(list(part if name is None else part[name]))
+    key = _key(folder, dtype, options, texts, kept)
     if Path(file).is_file() and (parquet.read_schema(file).metadata or {}).get(b"selfattn") == key.encode():
         return
     rows = _embedded(folder, dtype, options, texts)
     lists = pa.FixedSizeListArray.from_arrays(rows.ravel(), rows.shape[1])
-    table = pa.table({"embedding": lists}).replace_schema_metadata({"selfattn": key})
+    described = table.schema.metadata or {}
+    table = table.append_column("embedding", lists) if table.num_columns else pa.table({"embedding": lists})
     content = pa.BufferOutputStream()
-    parquet.write_table(table, content)
+    parquet.write_table(table.replace_schema_metadata({**described, "selfattn": key}), content)
     disk.write_files(Path(file).parent, {Path(file).name: content.getvalue().to_pybytes()})
 
 
-def _key(folder: str, dtype: str | None, options: dict[str, Any], texts: list[str]) -> str:
-    """Return a digest of all that embeddings follow from."""
-    return digest(
-        [folder, list(state_of(Path(folder))), str(dtype), sorted(map(repr, options.items())), texts]
-    )
+def _key(folder: str, dtype: str | None, options: dict[str, Any], texts: list[str], kept: bytes = b"") -> str:
+    """Return a digest of all that embeddings follow from, and of what is kept beside them."""
+    of_model = digest_of(Path(folder))
+    return digest([of_model, str(dtype), sorted(map(repr, options.items())), texts, kept])

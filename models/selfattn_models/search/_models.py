@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import functools
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,12 +13,11 @@ import numpy as np
 
 from selfattn import nn
 from selfattn.engine import SIMILARITIES, Array, as_array, quoted, unit_rows
-from selfattn_models._encoders import as_encoder, encoder, with_settings
+from selfattn_models._encoders import as_encoder, digest_of, encoder, state_of, with_settings
 from selfattn_models._pretrained import Pretrained
 from selfattn_models._text_encoder import TextEncoder
 from selfattn_models.search._store import DATABASE, Reader, Snapshot
 
-READ = (".json", ".safetensors", ".model")  # endings of the files that make a model
 NEAR = 0.01  # how far a text's embedding may be from the one that is stored, relative to its length
 GIVE = "Index.open(path, model=…) takes it from another place, and so does --model"
 
@@ -132,32 +129,11 @@ def model_of(given: Any, place: Path) -> tuple[Model, dict[str, Any]]:
 
 def of_folder(folder: Path, place: Path) -> dict[str, Any]:
     """Return what tells whether a model's folder is the same: where it is, and its files' sizes, times and digest."""
-    return _places(folder, place) | {"state": _state(folder), "digest": _digest(folder)}
+    return _places(folder, place) | {"state": list(map(list, state_of(folder))), "digest": digest_of(folder)}
 
 
 def _places(folder: Path, place: Path) -> dict[str, Any]:
     return {"name": str(folder), "folder": str(folder), "relative": os.path.relpath(folder, place)}
-
-
-def _files(folder: Path) -> list[Path]:
-    every = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
-    return [path for path in every if not any(part[0] == "." for part in path.relative_to(folder).parts)]
-
-
-def _state(folder: Path) -> list[list[Any]]:
-    return [
-        [str(each.relative_to(folder)), each.stat().st_size, each.stat().st_mtime_ns]
-        for each in _files(folder)
-    ]
-
-
-def _digest(folder: Path) -> str:
-    total = hashlib.blake2b(digest_size=16)
-    for path in _files(folder):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, functools.partial(hashlib.blake2b, digest_size=16)).digest()
-        total.update(os.fsencode(path.relative_to(folder)) + b"\0" + content)
-    return total.hexdigest()
 
 
 def model_of_index(place: Path, entry: Any, given: Any) -> tuple[Callable[[], Model], dict[str, Any]]:
@@ -191,7 +167,7 @@ def model_of_index(place: Path, entry: Any, given: Any) -> tuple[Callable[[], Mo
         what = f"the model that made this index has moved; {GIVE}" if given is None else "not a folder"
         raise FileNotFoundError(errno.ENOENT, what, str(folder))
     entry = entry | _places(folder, place)
-    if _state(folder) != entry.get("state"):
+    if list(map(list, state_of(folder))) != entry.get("state"):
         now = of_folder(folder, place)
         if made is not None and now["digest"] != entry.get("digest"):
             what = f"has changed since it made this index; {GIVE}"

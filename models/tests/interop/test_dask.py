@@ -1,6 +1,7 @@
 """Dask: embeddings of texts in parts are those of all texts, whatever fails."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -78,3 +79,29 @@ def test_files_of_embeddings_continue(folder, tmp_path, monkeypatch):
         interop.encode(folder, db.from_sequence(["sea " * 99])).compute(scheduler="sync")
     with pytest.raises(TypeError, match="of Dask, got list"):
         interop.encode(folder, TEXTS)
+
+
+def test_a_table_keeps_its_rows_names_and_columns(folder, tmp_path, monkeypatch):
+    pd, dd = pytest.importorskip("pandas"), pytest.importorskip("dask.dataframe")
+    given = pd.DataFrame({"text": TEXTS, "n": range(60)}, index=[f"t{n}" for n in range(60)])
+    frame, expected = dd.from_pandas(given, npartitions=3, sort=False), models.load(folder).encode(TEXTS)
+    moved = shutil.copytree(
+        folder, tmp_path / "moved"
+    )  # the same model, with other times and a file of the user's
+    (moved / "notes.txt").write_text("mine")
+    with dask.config.set(scheduler="sync"):
+        of_frame = {"column": "text", "out": tmp_path / "frame.parquet"}
+        for texts, options, columns in (
+            (frame, of_frame, ["text", "n"]),
+            (frame["text"], {"out": tmp_path / "e.parquet"}, []),
+        ):
+            found = pd.read_parquet(interop.encode(folder, texts, **options))
+            assert list(found.index) == list(given.index) and list(found) == [*columns, "embedding"]
+            np.testing.assert_array_equal(np.stack(found["embedding"]), expected)
+        np.testing.assert_array_equal(interop.encode(folder, frame, column="text"), expected)
+        encoded, embedded = [], interop._embedded
+        monkeypatch.setattr(interop, "_embedded", lambda *given: encoded.append(1) or embedded(*given))
+        interop.encode(moved, frame, **of_frame)
+        assert not encoded
+        interop.encode(moved, frame.assign(n=frame["n"] + 1), **of_frame)
+        assert len(encoded) == 3 and pd.read_parquet(of_frame["out"])["n"].iloc[0] == 1
