@@ -49,6 +49,12 @@ BYTES = [f"<0x{n:02X}>" for n in range(256)]  # SentencePiece's tokens of single
 LONGEST_LINE = 1024  # characters, at most 4,096 bytes: SentencePiece's limit
 
 
+def is_quoted(table: str) -> bool:
+    """Tell whether cells between tabs have quotes around them: all that begin with one end with one, in their line."""
+    cells = [cell for line in table.splitlines() for cell in line.split("\t") if cell.startswith('"')]
+    return all(len(cell) > 1 and cell.endswith('"') for cell in cells)
+
+
 def sentence_gaps(text: str, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield where the gap between two sentences begins and ends: a small letter after it begins no sentence.
 

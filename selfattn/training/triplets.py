@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from selfattn._check import check_rows, check_size, if_missing, one_of
 from selfattn.nn import init
-from selfattn.text import BinaryFile, PathLike, read_text, sentence_gaps
+from selfattn.text import BinaryFile, PathLike, is_quoted, read_text, sentence_gaps
 
 Triplet: TypeAlias = tuple[str, str, str]
 SPLITS = ("lines", "sentences")
@@ -115,23 +115,29 @@ def read_triplets(path: PathLike | BinaryFile) -> list[Triplet]:
     return triplets
 
 
-def read_pairs(path: PathLike | BinaryFile) -> list[tuple[Any, ...]]:
+def read_pairs(
+    path: PathLike | BinaryFile, least: float = -math.inf, most: float = math.inf
+) -> list[tuple[Any, ...]]:
     r"""Read examples from a UTF-8 file with columns between tabs: two texts or more, or two texts and a number.
 
     Parameters
     ----------
     path : path, or a file that is open in binary mode
+    least, most : float, optional
+        The range of the numbers, such as that which a loss takes.
 
     Returns
     -------
     list of tuple
         A query, its answer, and wrong answers if there are some; or two texts and a float. Empty lines are skipped.
+        Quotes around cells are removed if all cells that begin with one end with one.
 
     Raises
     ------
     ValueError
         Lines have different numbers of columns, fewer than two or an empty one; or there is none. Or half of the last
-        columns or more are numbers, and one is none; only that of a heading in the first line may be a text.
+        columns or more are numbers, and one is none, or not in the range; only that of a heading in the first line may
+        be a text.
 
     Examples
     --------
@@ -153,6 +159,9 @@ def read_pairs(path: PathLike | BinaryFile) -> list[tuple[Any, ...]]:
         return rows
     found = []
     for (number, row), score in zip(numbered, scores, strict=True):
+        if score is not None and not least <= score <= most:
+            what = f"the score {score:g} is not from {least:g} to {most:g}, which is what the loss takes"
+            raise ValueError(f"{path}, line {number}: {what}")
         if score is not None:
             found.append((*row[:-1], score))
         elif number > numbered[0][0] or len(rows) == 1:
@@ -178,9 +187,12 @@ def _numbered(
     path: Any, expected: str, fits: Callable[[list[str]], bool]
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Read the columns between tabs of each line that is not empty, with the line's number."""
-    rows = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+    rows, text = [], read_text(path)
+    quoted = is_quoted(text)
+    for number, line in enumerate(text.split("\n"), 1):
         columns = [column.strip() for column in line.rstrip("\r").split("\t")]
+        if quoted:
+            columns = [c[1:-1].replace('""', '"').strip() if c[:1] == '"' else c for c in columns]
         if columns == [""]:
             continue
         if not fits(columns) or not all(columns):

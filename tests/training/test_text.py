@@ -235,6 +235,10 @@ def test_a_score_that_is_no_number_is_named():
     for wrong in ("n/a", "0,5", "nan"):
         with pytest.raises(ValueError, match=f"line 3: the last column is '{wrong}', not a number"):
             read(rows + f"e\tf\t{wrong}\n")
+    with pytest.raises(ValueError, match="line 2: the score 1 is not from 0 to"):
+        training.read_pairs(io.BytesIO(rows.encode()), 0, 0.5)
+    assert read('"a ""b"" c"\t"d"\ne\tf\n') == [('a "b" c', "d"), ("e", "f")]
+    assert read('"a\td"\ne\tf\n')[0] == ('"a', 'd"')  # quotes of its own
     assert read("a\tb\tc\nd\te\tf\ng\th\t1\n")[2] == ("g", "h", "1")
 
 

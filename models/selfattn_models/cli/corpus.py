@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from selfattn.cli import streams
 from selfattn.engine import import_extra
-from selfattn.text import read_text
+from selfattn.text import is_quoted, read_text
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
 # Id, text and metadata; without an id of its own the number of its line, or of its row below the heading.
@@ -105,15 +105,9 @@ def _records(source: Any, form: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_quoted(text: str) -> bool:
-    """Tell whether cells between tabs have quotes around them: all that begin with one end with one, in their line."""
-    cells = [cell for line in text.splitlines() for cell in line.split("\t") if cell.startswith('"')]
-    return all(len(cell) > 1 and cell.endswith('"') for cell in cells)
-
-
 def _table(source: str, text: str, delimiter: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
     csv.field_size_limit(sys.maxsize)
-    plain = delimiter == "\t" and not _is_quoted(text)
+    plain = delimiter == "\t" and not is_quoted(text)
     given = io.StringIO(text, newline="")
     lines, names = (
         csv.reader(

@@ -37,8 +37,9 @@ def fine_tune(
         raise ValueError(
             f"{options.base} holds a {type(model).__name__}; --from takes encoders and cross-encoders of models.load"
         )
-    rows = training.read_pairs(streams.source(options.text))
-    scored, crosses = isinstance(rows[0][-1], float), model.head is not None
+    crosses = model.head is not None
+    rows = training.read_pairs(streams.source(options.text), 0 if crosses else -1, 1)
+    scored = isinstance(rows[0][-1], float)
     if len(rows) < LEAST:
         raise ValueError(
             f"{options.text} has {len(rows)} rows; at least {LEAST} are needed, of which a tenth is held out"
@@ -50,17 +51,14 @@ def fine_tune(
     if scored and len(rows[0]) != 3:
         raise ValueError(f"a number follows two texts, not {len(rows[0]) - 1}")
     for_split, for_orders = np.random.default_rng(options.seed).spawn(2)
-    order = for_split.permutation(len(rows)).tolist()
-    held = min(MOST_HELD, len(rows) // 10)
-    kept = [rows[n] for n in sorted(order[held:])]
-    tested = [rows[n] for n in order[:held]]
+    kept, tested = _split(rows, for_split.permutation(len(rows)).tolist())
     loss: Any = nn.MultipleNegativesRankingLoss(mini_batch_size=PIECE)
     if scored:
         loss = nn.BCEWithLogitsLoss() if crosses else nn.CosineSimilarityLoss(mini_batch_size=PIECE)
     else:
         kept = _prompted(model, kept)
     before = measure(model, rows, tested)
-    say(f"{len(kept)} rows to learn from, {held} held out; before: {before}")
+    say(f"{len(kept)} rows to learn from, {len(tested)} held out; before: {before}")
     if not options.resume:
         begin()
     steps = options.epochs * -(-len(kept) // options.batch_size)
@@ -85,6 +83,22 @@ def fine_tune(
             progress=False if options.quiet else None,
         )
     say(f"after: {measure(model, rows, tested)}; before: {before}")
+
+
+def _split(rows: Sequence[Any], order: Sequence[int]) -> tuple[list[Any], list[Any]]:
+    """Return rows to learn from, and a tenth to hold out: with a row, all of its query, or copies of a scored pair."""
+    alike: dict[Any, list[int]] = {}
+    for n in order:
+        texts = rows[n][:2] if isinstance(rows[n][-1], float) else rows[n][:1]
+        alike.setdefault(frozenset(" ".join(text.casefold().split()) for text in texts), []).append(n)
+    held: list[int] = []
+    for group in alike.values():
+        held += group if len(held) + len(group) <= min(MOST_HELD, len(rows) // 10) else []
+    if not held:
+        raise ValueError(
+            "no query has so few rows that a tenth of all can be held out with all rows of a query"
+        )
+    return [rows[n] for n in sorted({*order} - {*held})], [rows[n] for n in held]
 
 
 def _prompted(model: Any, rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, ...]]:

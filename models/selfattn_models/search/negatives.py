@@ -31,7 +31,7 @@ def mine_negatives(
         A query may have several answers, in a pair each; none of them counts as wrong.
     num_negatives : int, default 3
     range_min : int, default 0
-        How many of the most similar texts to skip: they may be answers that nobody wrote down.
+        How many of the most similar texts, each counted once, to skip: they may be answers that nobody wrote down.
     relative_margin : float, optional
         Take only texts whose similarity is below the answer's by this share of it; 0.05 is usual.
 
@@ -71,8 +71,11 @@ def mine_negatives(
     hits: dict[str, Any] = dict(zip(known, index.search(list(known), most), strict=True))
     found = []
     for (query, answer), limit in zip(rows, least.tolist(), strict=True):
-        wrong = [hit for hit in hits[query] if hit.text not in known[query]][skip:]
-        texts = list(dict.fromkeys(hit.text for hit in wrong if hit.score <= limit))[:wanted]
+        ranked: dict[str, float] = {}
+        for hit in hits[query]:
+            if hit.text not in known[query]:
+                ranked.setdefault(hit.text, hit.score)
+        texts = [text for text, score in [*ranked.items()][skip:] if score <= limit][:wanted]
         if len(texts) == wanted:
             found.append((query, answer, *texts))
     if len(found) < len(rows):

@@ -13,6 +13,7 @@ from text_folders import WORDS, add_pipeline, old_pooling, save_bert
 
 import selfattn_models as models
 from selfattn import files, nn, optim, training
+from selfattn_models.cli.fine_tune import _split
 
 pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
 DRAW = np.random.default_rng(0)
@@ -242,6 +243,15 @@ def test_pairs_are_learned_and_the_folder_says_what_it_said(folder, here, run, t
     np.testing.assert_allclose(theirs.encode_query(TEXTS[:5]), queries[:5], rtol=0, atol=1e-5)
 
 
+def test_copies_are_held_out_together():
+    rows = [(f"q {n // 2}", f"a {n}") for n in range(40)] + [("Q  0", "a")]
+    kept, held = _split(rows, np.random.default_rng(0).permutation(41).tolist())
+    assert len(held) == 4 and not {row[0].lower() for row in held} & {row[0].lower() for row in kept}
+    scored = [(f"a {n % 20}", f"b {n % 20}", 0.5) for n in range(39)] + [("b 19", "A 19", 0.5)]
+    kept, held = _split(scored, list(range(40)))
+    assert held == [scored[n] for n in (0, 20, 1, 21)]
+
+
 def test_scored_pairs_and_going_on_after_a_full_disk(folder, crossed, here, run, monkeypatch):
     table = write("scores.tsv", zip(TEXTS[:40], TEXTS[40:80], SCORES[:40], strict=True))
     for base in (folder, crossed):
@@ -289,6 +299,8 @@ def test_neighbours_are_told_from_other_sentences(here, run):
         ([], [("a", "b"), ("a",)], 1, "expected two or more texts between tabs"),
         ([], [("a", "b"), ("a", "b", "c")], 1, "a line has 3 columns, the first 2"),
         ([], [("a", "b", "c", 1)] * 20, 1, "a number follows two texts, not 3"),
+        ([], [("a", "b", n / 2) for n in range(20)], 1, "line 4: the score 1.5 is not from -1 to 1"),
+        ([], [("a", n) for n in range(20)], 1, "no query has so few rows"),
     ],
 )
 def test_the_command_refuses(folder, here, run, options, rows, code, message):
