@@ -96,7 +96,9 @@ def rows_of(file: str, form: str | None = None) -> Iterator[tuple[int, str, dict
 def _records(source: Any, form: str) -> list[dict[str, Any]]:
     """Read a table that is no text of lines."""
     if form == "parquet":
-        rows = import_extra("pyarrow.parquet", None).read_table(source).to_pylist()
+        rows = (
+            import_extra("pyarrow.parquet", package="selfattn-models[parquet]").read_table(source).to_pylist()
+        )
     else:
         rows = json.loads(read_text(source))
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
