@@ -1,6 +1,5 @@
 """An index of texts: what it finds against scores in float64, what is embedded, which states are refused."""
 
-import importlib.util
 import json
 import pickle
 import shutil
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hostile import contents
 from refusals import refusals
+from text_folders import add_pipeline, old_pooling, save_bert
 
 import selfattn_models as models
 from selfattn_models import search
@@ -55,17 +55,13 @@ def exact(metric, query, vectors):
     return x @ q if metric == "dot" else -np.linalg.norm(x - q, 1 if metric == "manhattan" else 2, axis=1)
 
 
-@pytest.mark.parametrize(
-    ("metric", "dtype"),
-    [
-        ("cosine", "float32"),
-        ("cosine", "int8"),
-        ("dot", "float32"),
-        ("dot", "int8"),
-        ("euclidean", "float32"),
-        ("manhattan", "float32"),
-    ],
-)
+KINDS = [(metric, "float32") for metric in ("cosine", "dot", "euclidean", "manhattan")] + [
+    ("cosine", "int8"),
+    ("dot", "int8"),
+]
+
+
+@pytest.mark.parametrize(("metric", "dtype"), KINDS)
 def test_hits_are_those_of_exact_scores(tmp_path, model, metric, dtype):
     texts = drawn(700)
     index = search.Index.create(tmp_path / "index", model, dtype, metric)
@@ -170,17 +166,12 @@ def test_where_compares_numbers_with_numbers_and_texts_with_texts(index, monkeyp
 
 def test_tiny_embeddings_keep_their_order(tmp_path):
     rows = {f"text {n}": [1e-30 * (n + 1), 1e-30] for n in range(9)}
-    for metric in ("cosine", "dot", "euclidean", "manhattan"):
-        for dtype in ("float32", "int8")[: 2 if metric in ("cosine", "dot") else 1]:
-            index = search.Index.create(
-                tmp_path / metric / dtype,
-                lambda texts: np.array([rows[text] for text in texts]),
-                dtype,
-                metric,
-            )
-            index.add(list(rows))
-            scores = exact(metric, np.array(rows["text 4"]), np.array(list(rows.values())))
-            assert [hit.id for hit in index.search("text 4")] == np.argsort(-scores, kind="stable").tolist()
+    for metric, dtype in KINDS:
+        place, model = tmp_path / metric / dtype, lambda texts: np.array([rows[text] for text in texts])
+        index = search.Index.create(place, model, dtype, metric)
+        index.add(list(rows))
+        scores = exact(metric, np.array(rows["text 4"]), np.array(list(rows.values())))
+        assert [hit.id for hit in index.search("text 4")] == np.argsort(-scores, kind="stable").tolist()
 
 
 def test_vectors_may_be_given(index, model):
@@ -395,7 +386,6 @@ def test_near_texts_are_grouped(index, model, monkeypatch):
 
 
 def test_words_are_joined_by_reciprocal_ranks(index):
-    pytest.importorskip("bm25s")
     texts = ["w1 w2 w3", "w4 w5", "w1 w6 w6", "w7", "w1 w1"]
     index.add(texts, metadata=[{"n": n % 2} for n in range(5)])
     query, k = "w1", 60
@@ -433,17 +423,12 @@ def test_a_cross_encoder_sorts_the_best(index):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
-    import text_folders
-
-    made = text_folders.save_bert(tmp_path_factory.mktemp("made") / "model")
+    made = save_bert(tmp_path_factory.mktemp("made") / "model")
     sentence = {"prompts": {"query": "query : ", "document": "a "}, "similarity_fn_name": "dot"}
-    return text_folders.add_pipeline(made, text_folders.old_pooling("mean"), sentence=sentence)
+    return add_pipeline(made, old_pooling("mean"), sentence=sentence)
 
 
 def test_a_folders_settings_are_used(tmp_path, folder):
-    import selfattn_models as models
-
     model, texts = models.load(folder), ["the sea was calm", "old stones", "a ship sailed"]
     index = search.Index.create(tmp_path / "index", folder)
     index.add(texts)
@@ -458,8 +443,6 @@ def test_a_folders_settings_are_used(tmp_path, folder):
 
 
 def test_a_loaded_models_settings_are_kept(tmp_path, folder):
-    import selfattn_models as models
-
     model = models.load(folder, dtype="int8")
     model.pipeline.prompts["query"] = "old "
     index = search.Index.create(tmp_path / "index", model)
@@ -470,8 +453,6 @@ def test_a_loaded_models_settings_are_kept(tmp_path, folder):
 
 
 def test_a_long_text_is_found_by_a_window(tmp_path, folder):
-    import selfattn_models as models
-
     model = models.load(folder)
     long = "The sea was calm. A ship sailed over the dark water near old stones. The old ship was near. Dark"
     long += " dark" * 40
@@ -492,26 +473,19 @@ def test_a_long_text_is_found_by_a_window(tmp_path, folder):
         assert all(other.span is None for other in hits if other.id != 1)
     means = [index.vectors[0], now_vectors[1:-1].mean(axis=0), index.vectors[2]]
     np.testing.assert_allclose(index.means, means, rtol=1e-5)
-    if importlib.util.find_spec("bm25s"):
-        index.delete([0])
-        words = _ranking.Words(np.array([1]), [long]).best("ship", 9, None)
-        with index._reading() as reader:
-            ((row, _),) = _ranking.joined(reader, "ship sailed", [], words, 9)
-            assert "ship sailed" in reader.passage(row)
+    words = _ranking.Words(np.array([1]), [long]).best("ship", 9, None)
+    with index._reading() as reader:
+        ((row, _),) = _ranking.joined(reader, "ship sailed", [], words, 9)
+        assert "ship sailed" in reader.passage(row)
     index.add([long], ids=["again"])
     first, second, *_ = index.search(queries[0], 9)
     assert first.span == second.span
 
 
-def test_all_white_space_before_a_word_counts():
-    spans = _windows._cut("aa    bb cc", lambda texts: [*map(len, texts)], 6)
-    assert spans == [(0, 2), (6, 8), (9, 11)]
-
-
 def test_a_word_counts_with_the_white_space_before_it():
     """As byte-level tokenizers and SentencePiece count: here each character is a token."""
-    spans = _windows._cut("aa bb cc dd", lambda texts: [*map(len, texts)], 5)
-    assert spans == [(0, 5), (6, 8), (9, 11)]
+    for text, most, first in (("aa bb cc dd", 5, (0, 5)), ("aa    bb cc", 6, (0, 2))):
+        assert _windows._cut(text, lambda texts: [*map(len, texts)], most) == [first, (6, 8), (9, 11)]
 
 
 def test_a_folder_that_moved_or_changed_is_refused(tmp_path, folder):
@@ -536,8 +510,6 @@ def test_a_folder_that_moved_or_changed_is_refused(tmp_path, folder):
 
 
 def test_an_index_moves_with_its_model_and_pickles(tmp_path, folder):
-    import selfattn_models as models
-
     model = models.load(shutil.copytree(folder, tmp_path / "a" / "model"))
     model.pipeline.truncate_dim, model.max_seq_length = 8, 6
     index = search.Index.create(tmp_path / "a" / "index", model)
