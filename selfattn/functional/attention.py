@@ -6,6 +6,7 @@ function: a call with ``cu_seqlens_q`` and ``cu_seqlens_k`` among its options is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias, Unpack
@@ -194,24 +195,16 @@ def attention_backward(
     ``out`` may be the output before it was rounded. Dropout needs the forward pass's seed as ``rng``.
     """
     key, value = copy_shared_heads(key, options), copy_shared_heads(value, options)
-    backward = _core._varlen_backward if _is_packed(options) else _core._attention_backward
-    gradients = backward(
-        query,
-        key,
-        value,
-        **options,
-        out=out,
-        statistics=statistics,
-        grad_out=grad_out,
-        grad_lse=grad_lse,
-        wrt=bits_of(names),
-    )
-    found = dict(zip(NAMES, gradients, strict=True))
-    for name in PER_HEAD:
-        if name in names:
-            found[name] = _sum_rows(found[name], options.get("cu_seqlens_q"))
     given, threads = {"query": query, "key": key, "value": value, **options}, options.get("num_threads")
-    return AttentionGradients(**{name: fit_to_input(found[name], given[name], threads) for name in names})
+    backward = _core._varlen_backward if _is_packed(options) else _core._attention_backward
+    kept: dict[str, Any] = {"out": out, "statistics": statistics, "grad_out": grad_out, "grad_lse": grad_lse}
+    gradients = backward(**given, **kept, wrt=bits_of(names))
+    found = {}
+    for name in names:
+        x: Any = gradients[NAMES.index(name)]
+        x = _sum_rows(x, options.get("cu_seqlens_q")) if name in PER_HEAD else x
+        found[name] = fit_to_input(x, given[name], threads)
+    return AttentionGradients(**found)
 
 
 def _sum_rows(rows: Array, offsets: Any) -> Array:
@@ -246,6 +239,7 @@ def fit_to_input(gradient: Any, given: Any, num_threads: int | None) -> Any:
 # -------------------------------------------------------------------------------------------------- arguments
 
 
+@functools.cache
 def bits_of(names: tuple[str, ...]) -> int:
     """Return what the core takes as ``wrt``."""
     return sum(1 << NAMES.index(name) for name in names)
@@ -270,11 +264,11 @@ def copy_shared_heads(x: Array, options: dict[str, Any]) -> Array:
     The core would add up the gradients of heads that share keys and values in memory, which is right only along axes
     of length 1.
     """
-    axes = slice(1, 2) if _is_packed(options) else slice(None, -2)
-    steps = x.strides[axes]
-    if 0 not in steps:
+    if 0 not in x.strides:
         return x
-    return x.copy() if any(n > 1 and step == 0 for n, step in zip(x.shape[axes], steps, strict=True)) else x
+    axes = slice(1, 2) if _is_packed(options) else slice(None, -2)
+    shared = any(n > 1 and step == 0 for n, step in zip(x.shape[axes], x.strides[axes], strict=True))
+    return x.copy() if shared else x
 
 
 def _is_packed(options: dict[str, Any]) -> bool:

@@ -173,9 +173,10 @@ def _threads() -> int:
 
 def memory(x: Tensor, name: str = "x") -> Array:
     """Return a tensor's memory as an array."""
-    if x.requires_grad:
-        x = x.detach()
-    return x.numpy() if type(x) is _PLAIN and x.dtype in _NUMPYS else as_array(name, x)
+    if type(x) is _PLAIN and x.dtype in _NUMPYS:
+        found: Array = x.numpy(force=True)
+        return found
+    return as_array(name, x.detach() if x.requires_grad else x)
 
 
 def _tensor(x: Array) -> Tensor:
