@@ -3,8 +3,12 @@
 Encoders have 2 layers, a feed-forward network four times as wide, heads of 32 columns, and ``batch_first``, without
 which PyTorch does not use its fast path. "train" is forward and backward with dropout 0.1, the default of both; "eval"
 the same without dropout; "forward" without gradients. "gpt" is loss, gradients and AdamW of 4 layers and 4 heads on 65
-letters; PyTorch's is written like nanoGPT. PyTorch gets selfattn's weights. ``vs 1 thread`` is selfattn's time on one
-thread.
+letters; PyTorch's is written like nanoGPT, and "door" is the same with selfattn's attention of tensors. PyTorch gets
+selfattn's weights. ``vs 1 thread`` is selfattn's time on one thread.
+
+The other suites are the attention of programs, in their shapes, with its gradients: of d2l and ESM with padding; of
+Whisper's decoder, 32 tokens over 1500 frames; and of a small call. selfattn's is the call of arrays, by hand; "door" is
+PyTorch's autograd with selfattn's attention, "torch" with its own function, which takes padding as a mask.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 import selfattn as sa
+from benchmarks.attention import joined
 from benchmarks.peers import Peer, Row, calling, largest_difference
 from selfattn import nn, optim
 
@@ -28,7 +33,13 @@ SUITES = {
     **dict.fromkeys(("train", "eval", "forward"), ENCODERS),
     "linear": ((64, 1024), (384, 1), (384, 26), (384, 1024)),
     "gpt": ((64, 64, 16), (128, 128, 32)),
+    "d2l": ((256, 9, 128),),
+    "ESM": ((320, 128, 4),),
+    "Whisper": ((384, 1500, 1),),
+    "call": ((32, 8, 1),),
 }
+COLUMNS = {"d2l": 64, "ESM": 16, "Whisper": 64, "call": 16}  # of a head
+OWNERS = {"torch": "torch.nn.functional", "door": "selfattn.interop.torch"}  # of attention
 
 
 class Case(NamedTuple):
@@ -53,6 +64,14 @@ class Case(NamedTuple):
         """Draw rows, and their gradient."""
         drawn = np.random.default_rng(0).standard_normal((2, self.batch, self.tokens, self.width), np.float32)
         return drawn[0], drawn[1]
+
+    def heads(self):
+        """Draw queries, keys, values and the gradient, views with heads first, and the option of padding."""
+        shape = (4, self.batch, self.tokens, -1, COLUMNS[self.kind])
+        q, k, v, grad = np.concatenate([self.draw()] * 2).reshape(shape).swapaxes(2, 3)
+        n = 32 if self.kind == "Whisper" else None
+        padding = {"key_lengths": np.arange(self.batch)[:, None] % self.tokens + 1} if self.batch > 1 else {}
+        return q[:, :, :n], k, v, grad[:, :, :n], padding
 
     def ids(self):
         """Draw contexts with the letter after each."""
@@ -95,6 +114,9 @@ def output_and_gradient(result, own):
 def selfattn(case, threads):
     """Prepare selfattn's layer or model."""
     sa.set_num_threads(threads)
+    if case.kind in COLUMNS:
+        *qkv, grad, padding = case.heads()
+        return calling(lambda: sa.scaled_dot_product_attention_vjp(*qkv, **padding)[1](grad), joined)
     x, dy = case.draw()
     model, ids = case.model(), case.ids()
     if case.kind in ("forward", "linear"):
@@ -116,10 +138,17 @@ def selfattn(case, threads):
     return _stepping(step)
 
 
-def torch(case, threads):
+def torch(case, threads, way):
     """Prepare PyTorch's; functions of tensors, which are faster than modules, but for encoders."""
-    library = import_module("torch")
+    library, sdpa = import_module("torch"), import_module(OWNERS[way]).scaled_dot_product_attention
     library.set_num_threads(threads)
+    if case.kind in COLUMNS:
+        *arrays, padding = case.heads()
+        *qkv, grad = (library.from_numpy(x).requires_grad_() for x in arrays)
+        if padding and way == "torch":  # its own function takes a mask
+            mask = np.arange(case.tokens) < padding["key_lengths"][..., None, None]
+            padding = {"attn_mask": library.from_numpy(mask)}
+        return calling(lambda: library.autograd.grad(sdpa(*qkv, **padding), qkv, grad), joined)
     f, alone = library.nn.functional, library.inference_mode()
     x, dy = map(library.from_numpy, case.draw())
     own = case.model()
@@ -157,7 +186,7 @@ def torch(case, threads):
             name = f"layers.{i}"
             joint = linear(norm(x, f"{name}.norm1"), f"{name}.self_attn.in_proj", "{}_{}")
             qkv = joint.unflatten(2, (3, 4, -1)).permute(2, 0, 3, 1, 4)
-            y = f.scaled_dot_product_attention(*qkv, is_causal=True).transpose(1, 2).flatten(2)
+            y = sdpa(*qkv, is_causal=True).transpose(1, 2).flatten(2)
             x = x + linear(y, f"{name}.self_attn.out_proj")
             x = x + linear(f.gelu(linear(norm(x, f"{name}.norm2"), f"{name}.linear1")), f"{name}.linear2")
         logits = f.linear(norm(x, "norm"), p["token_embedding.weight"])
@@ -179,7 +208,7 @@ def _size(text):
 
 def add_options(parser):
     """Add the options of this program."""
-    what = "width (a multiple of 32), tokens, sequences, such as 64x64x16"
+    what = "width (a multiple of 64), tokens, sequences, such as 64x64x16"
     parser.add_argument("--sizes", type=_size, nargs="+", metavar="WxTxB", help=what)
 
 
@@ -188,10 +217,12 @@ def rows(options):
     found = []
     for kind in options.suite:
         for case in (Case(kind, *size) for size in options.sizes or SUITES[kind]):
+            ways = OWNERS if kind in ("gpt", *COLUMNS) else ["torch"]
             peers = {"selfattn": Peer(selfattn, case)}
-            peers |= {"torch": Peer(torch, case)} if "torch" in options.peers else {}
+            peers |= {way: Peer(partial(torch, way=way), case) for way in ways if "torch" in options.peers}
             peers |= {"1 thread": Peer(selfattn, case, threads=1)} if options.threads > 1 else {}
             distance = output_and_gradient if kind in ("train", "eval") else largest_difference
             label = f"{kind} {case.width} wide, {case.batch} x {case.tokens}"
-            found.append(Row(label, peers, "float32", case.work, tolerance=TOLERANCE, distance=distance))
+            limit = "" if kind in COLUMNS else "float32"
+            found.append(Row(label, peers, limit, case.work, tolerance=TOLERANCE, distance=distance))
     return found

@@ -44,7 +44,7 @@ def test_work_that_is_counted():
             "attention --suite ragged --lengths 20 --head-dims 4",
             "64 sequences backward causal 20 x 4",
         ),
-        ("layers --sizes 64x4x2 --suite train forward linear gpt", "train 64 wide, 2 x 4|gpt"),
+        ("layers --sizes 64x4x2 --suite train forward linear gpt ESM", "train 64 wide, 2 x 4|gpt|ESM"),
         ("models --suite quants", "quants Q4_0|quants Q6_K"),
         ("search --vectors 5000", "float32, 32 queries|int8, 1 queries, 1% open"),
     ],
