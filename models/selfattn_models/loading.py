@@ -111,6 +111,20 @@ STALE = {
 }
 
 
+def no_model(path: str | os.PathLike[str], owner: str | None = None) -> FileNotFoundError:
+    """Return the error for what is no model's folder, with the line that fetches one.
+
+    On the hub it has the path as its name, after that of its ``owner`` if the path names none.
+    """
+    given, hub = str(path), "NAME"
+    if not given.startswith(("/", ".", "~")):
+        hub = given if given.count("/") == 1 else f"{owner}/{given}" if owner and "/" not in given else hub
+    what = "is not a folder" if os.path.exists(path) else "does not exist"
+    expected = "a folder that save_pretrained or sentence-transformers wrote, or a .gguf file"
+    fetched = f"hf download {hub} --local-dir {path} fetches a folder"
+    return FileNotFoundError(f"{Path(path)} {what}; expected {expected} ({fetched})")
+
+
 def load(
     path: str | os.PathLike[str],
     dtype: str | None = None,
@@ -173,11 +187,7 @@ def load(
         raise ValueError(f"{folder} is no model{what}")
     is_gguf = folder.is_file() and (folder.suffix.lower() == ".gguf" or begins_as_gguf(folder))
     if not folder.is_dir() and not is_gguf:
-        expected = "a folder that save_pretrained or sentence-transformers wrote, or a .gguf file"
-        named = str(path).count("/") == 1 and not str(path).startswith(("/", ".", "~"))
-        expected += f" (hf download {path if named else 'NAME'} --local-dir {path} fetches a folder)"
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise FileNotFoundError(f"{folder} {what}; expected {expected}")
+        raise no_model(path)
     if dtype not in (None, "float32", "bfloat16", "int8"):
         raise ValueError(f"dtype must be 'float32', 'bfloat16', 'int8' or None, not {dtype!r}")
     one_of("precision", precision, PRECISIONS)

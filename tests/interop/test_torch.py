@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
 from torch import nn  # noqa: E402
 
+from selfattn import interop  # noqa: E402
 from selfattn.interop._torch_function import Call  # noqa: E402
 from selfattn.interop._torch_operators import TENSORS, memory  # noqa: E402
 from selfattn.interop.torch import from_torch, scaled_dot_product_attention  # noqa: E402
@@ -322,3 +323,11 @@ def test_a_trace_of_jit(learns):
     attend = lambda *tensors: scaled_dot_product_attention(*tensors, window=(2, 0))  # noqa: E731
     traced = torch.jit.trace(attend, given)  # which compares graphs
     assert torch.equal(traced(*given), attend(*given))
+
+
+def test_the_door_loads_by_name(monkeypatch):
+    monkeypatch.delattr(interop, "torch")  # as before its first import
+    assert interop.torch.scaled_dot_product_attention is scaled_dot_product_attention
+    assert "torch" in dir(interop)
+    with pytest.raises(AttributeError, match=r"no attribute 'tensorflow'; it has autograd, .*, torch$"):
+        interop.tensorflow  # noqa: B018

@@ -21,6 +21,7 @@ from selfattn_models._classifier import TextClassifier, folder_activation
 from selfattn_models._encoders import with_settings
 from selfattn_models._pipeline import change_settings
 from selfattn_models._text_encoder import TextEncoder
+from selfattn_models.loading import no_model
 
 __all__ = ["CrossEncoder", "SentenceTransformer"]
 
@@ -132,8 +133,7 @@ class _Model:
         if unknown := sorted(theirs.keys() - FIXED.keys()):
             raise TypeError(f"{name}() got an unexpected keyword argument {unknown[0]!r}")
         if isinstance(given, str | os.PathLike) and not os.path.exists(given):
-            hub = given if "/" in str(given) else f"{self.owner}/{given}"
-            raise FileNotFoundError(f"there is no {given}; hf download {hub} --local-dir {given} fetches it")
+            raise no_model(given, self.owner)
         self.model = with_settings(given, name, prompts, **settings)
 
     @property  # type: ignore[misc]

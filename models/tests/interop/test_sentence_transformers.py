@@ -185,12 +185,12 @@ ERRORS = (
     (
         lambda *_: SentenceTransformer("a-b"),
         FileNotFoundError,
-        "there is no a-b; hf download sentence-transformers/a-b --local-dir a-b",
+        "a .gguf file (hf download sentence-transformers/a-b --local-dir a-b fetches a folder)",
     ),
     (
         lambda *_: CrossEncoder("a/b"),
         FileNotFoundError,
-        "there is no a/b; hf download a/b --local-dir a/b fetches it",
+        "a/b does not exist; expected a folder that save_pretrained or",
     ),
     (made(SentenceTransformer, revisio=None), TypeError, "unexpected keyword argument 'revisio'"),
     (made(CrossEncoder), TypeError, "BertModel has no classifier"),
