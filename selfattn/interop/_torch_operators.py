@@ -173,10 +173,9 @@ def _threads() -> int:
 
 def memory(x: Tensor, name: str = "x") -> Array:
     """Return a tensor's memory as an array."""
-    if type(x) is _PLAIN and x.dtype in _NUMPYS:
-        found: Array = x.numpy(force=True)
-        return found
-    return as_array(name, x.detach() if x.requires_grad else x)
+    if x.requires_grad:
+        x = x.detach()
+    return x.numpy() if type(x) is _PLAIN and x.dtype in _NUMPYS else as_array(name, x)
 
 
 def _tensor(x: Array) -> Tensor:
