@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -75,9 +75,13 @@ class TextEncoder(Pretrained):
     # In a classifier: the first layer, the activation and the second layer, on the first token's last hidden state.
     head: ClassVar[tuple[str, str, str] | None] = None
     tokenizer: Any = None
-    pipeline = Pipeline()
     _folder: Path | None = None
     _knows_types = True  # the folder's tokenizer tells the texts of a pair apart
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """What comes after the transformer: of a model without a folder the mean."""
+        return Pipeline()
 
     # -------------------------------------------------------------------------------------------------- embeddings
 

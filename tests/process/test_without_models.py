@@ -74,7 +74,7 @@ MODULES = [
     "models",
     "models.readings",
     "search",
-    "search.evaluate",
+    "search.index",
     "interop.sentence_transformers",
     "interop.sklearn",
     "interop.langchain",

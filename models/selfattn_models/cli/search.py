@@ -16,8 +16,8 @@ from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError
 from selfattn.engine import bar
 from selfattn_models.cli.corpus import FORMATS, read_corpus, rows_of
 from selfattn_models.search import Index
+from selfattn_models.search._evaluate import evaluate
 from selfattn_models.search._store import DATABASE
-from selfattn_models.search.evaluate import evaluate
 
 CHUNK = 512  # texts that are embedded before they are written
 INDEX_EPILOG = f"""\

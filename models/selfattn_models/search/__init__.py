@@ -7,7 +7,7 @@
 't1'
 """
 
-from selfattn_models.search.evaluate import evaluate
+from selfattn_models.search._evaluate import evaluate
 from selfattn_models.search.index import Hit, Index
 from selfattn_models.search.negatives import mine_negatives
 

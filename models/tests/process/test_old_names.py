@@ -14,7 +14,6 @@ MODULES = {
     "selfattn.models": "selfattn_models",
     "selfattn.models.readings": "selfattn_models.readings",
     "selfattn.search": "selfattn_models.search",
-    "selfattn.search.evaluate": "selfattn_models.search.evaluate",
     "selfattn.search.index": "selfattn_models.search.index",
     "selfattn.interop.sentence_transformers": "selfattn_models.interop.sentence_transformers",
     "selfattn.interop.sklearn": "selfattn_models.interop.sklearn",
@@ -39,10 +38,10 @@ def test_old_names_in_modules():
     assert selfattn.models.readings is selfattn_models.readings
     assert selfattn.search.Index is importlib.import_module("selfattn_models.search").Index
     from selfattn.models import BertModel
-    from selfattn.search.evaluate import evaluate
+    from selfattn.search import evaluate
 
     assert BertModel is selfattn_models.BertModel
-    assert evaluate is importlib.import_module("selfattn_models.search.evaluate").evaluate
+    assert evaluate is importlib.import_module("selfattn_models.search").evaluate
 
 
 @pytest.mark.parametrize("name", ["CorpusMap", "Explorer", "corpus_map", "explorer"])

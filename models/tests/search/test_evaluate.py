@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from selfattn_models import search
+from selfattn_models.search._evaluate import evaluate, measures
 from selfattn_models.search._ranking import words
-from selfattn_models.search.evaluate import evaluate, measures
 
 pytest.importorskip("bm25s", reason="the extra 'search' is not installed")
 
