@@ -10,6 +10,7 @@ from text_folders import WORDS, save_bert
 
 import selfattn as sa
 import selfattn_models as models
+from selfattn_models import _encoders
 
 pytest.importorskip("sklearn")
 joblib, pd, pl = (pytest.importorskip(name) for name in ("joblib", "pandas", "polars"))
@@ -75,7 +76,7 @@ def test_check_estimator(folder):
 def test_columns_outputs_and_copies(folder, monkeypatch):
     loads, options = [], {"normalize": True, "prompt": "query : "}
     expected = models.load(folder).encode(TEXTS, **options)
-    monkeypatch.setattr(models, "load", lambda *given, load=models.load: loads.append(given) or load(*given))
+    monkeypatch.setattr(_encoders, "load", lambda *given: loads.append(given) or models.load(*given))
     encoder = door.SentenceEncoder(folder, **options)
     table = pd.DataFrame({"text": TEXTS, "n": range(len(TEXTS))})
     columns = [TEXTS, np.array(TEXTS), np.array(TEXTS)[:, None], [[text] for text in TEXTS], table[["text"]]]
