@@ -221,8 +221,9 @@ class Optimizer:
             states, call = self._move(group, names, parameters)
             moved |= zip(names, states, strict=True)
             calls.append((call.update, parameters, gradients, *call[1:], targets))
+        state = self.state | moved  # it may lack memory, and must do so before an array changes
         _core._update(*calls)
-        self.state = self.state | moved
+        self.state = state
         self.stepped = True
 
     def _check_names(self, grads: Mapping[str, Any]) -> None:
