@@ -1,0 +1,798 @@
+"""Operations that move numbers: views, indices, joins, masks, types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from selfattn.functional._gradients import sum_to_shape
+from selfattn.tape.dtypes import DTYPES, KINDS, as_dtype, device, dtype, result_dtype
+from selfattn.tape.operations.table import (
+    TABLE,
+    Array,
+    as_operand,
+    composite,
+    explained,
+    fit,
+    operation,
+    share,
+    write,
+)
+from selfattn.tape.tensors import Node, Tensor, as_tensor_array, check_writable, edge_of, mode, set_history, wrap
+
+# --------------------------------------------------------------------------------------------------------------- views
+
+
+def sizes_of(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return sizes that were given one by one, or as one sequence."""
+    if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
+        sizes = tuple(sizes[0])
+    return tuple([size.__index__() for size in sizes])
+
+
+@operation("tm", view=True)
+def transpose(input: Array, dim0: int, dim1: int) -> Any:
+    """Swap two axes."""
+    return (lambda x: x.swapaxes(dim0, dim1)), (lambda dy: dy.swapaxes(dim0, dim1),)
+
+
+@operation("m", view=True, label="T")
+def t(input: Array) -> Any:
+    """Swap the axes of a matrix."""
+    if input.ndim > 2:
+        raise RuntimeError(f"t() is of at most 2 axes, not {input.ndim}")
+    return (lambda x: x.T), (lambda dy: dy.T,)
+
+
+@operation("", view=True, label="Permute")
+def _permute(input: Array, dims: tuple[int, ...]) -> Any:
+    if sorted(d % max(input.ndim, 1) for d in dims) != list(range(input.ndim)):
+        raise RuntimeError(f"dims {dims} must name each of the {input.ndim} axes once")
+    back = tuple(np.argsort([d % input.ndim for d in dims])) if dims else ()
+    return (lambda x: x.transpose(dims)), (lambda dy: dy.transpose(back),)
+
+
+@composite("m")
+def permute(input: Tensor, *dims: Any) -> Tensor:
+    """Put the axes in another order."""
+    return _permute(input, sizes_of(dims))
+
+
+@composite("t")
+def permute_dims(input: Tensor, dims: Sequence[int]) -> Tensor:
+    """Put the axes in another order."""
+    return _permute(input, tuple(dims))
+
+
+@composite("tm")
+def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
+    """Move axes to other places."""
+    from_, to = ([each] if isinstance(each, int) else list(each) for each in (source, destination))
+    from_, to = ([each % input.ndim for each in axes] for axes in (from_, to))
+    rest = [axis for axis in range(input.ndim) if axis not in from_]
+    for place, axis in sorted(zip(to, from_, strict=True)):
+        rest.insert(place, axis)
+    return _permute(input, tuple(rest))
+
+
+def _filled(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return sizes with a number in place of −1."""
+    size = math.prod(shape)
+    if -1 in sizes:
+        known = -math.prod(sizes)
+        if known > 0 and size % known == 0 and sizes.count(-1) == 1:
+            sizes = tuple(size // known if n == -1 else n for n in sizes)
+    if math.prod(sizes) != size or min(sizes, default=0) < 0:
+        raise RuntimeError(f"shape '{list(sizes)}' is invalid for input of size {size}")
+    return sizes
+
+
+@operation("", view=True, label="View")
+def _view(input: Array, sizes: tuple[int, ...]) -> Any:
+    shape, sizes = input.shape, _filled(input.shape, sizes)
+    found = input.reshape(sizes)
+    if not np.may_share_memory(found, input) and input.size:
+        raise RuntimeError(
+            "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
+            "contiguous subspaces). Use .reshape(...) instead."
+        )
+    return (lambda x: x.reshape(sizes)), (lambda dy: dy.reshape(shape),)
+
+
+@operation("", view=True, label=lambda x, sizes: "View" if np.may_share_memory(x, x.reshape(sizes)) else "UnsafeView")
+def _reshape(input: Array, sizes: tuple[int, ...]) -> Any:
+    shape, sizes = input.shape, _filled(input.shape, sizes)
+    return (lambda x: x.reshape(sizes)), (lambda dy: dy.reshape(shape),)
+
+
+@composite("m")
+def view(input: Tensor, *shape: Any) -> Tensor:
+    """Return the same memory in another shape, or raise an error where that needs a copy; or read it as another dtype."""
+    if len(shape) == 1 and isinstance(shape[0], dtype):
+        return wrap(input._array.view(shape[0].numpy))
+    return _view(input, sizes_of(shape))
+
+
+@composite("m")
+def reshape(input: Tensor, *shape: Any) -> Tensor:
+    """Return the numbers in another shape: a view where that is possible, else a copy."""
+    return _reshape(input, sizes_of(shape))
+
+
+@composite("m")
+def view_as(input: Tensor, other: Tensor) -> Tensor:
+    """Return the same memory in the shape of another tensor."""
+    return _view(input, other._array.shape)
+
+
+@composite("tm")
+def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """Make several axes one."""
+    shape = input._array.shape or (1,)
+    first, last = (d % len(shape) for d in (start_dim, end_dim))
+    if first > last:
+        raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
+    return _reshape(input, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
+
+
+@composite("tm")
+def ravel(input: Tensor) -> Tensor:
+    """Return all numbers on one axis."""
+    return _reshape(input, (-1,))
+
+
+@composite("tm")
+def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """Make one axis several."""
+    shape, d = input._array.shape, dim % input.ndim
+    return _view(input, (*shape[:d], *_filled((shape[d],), tuple(sizes)), *shape[d + 1 :]))
+
+
+@operation("tm", view=True)
+def unsqueeze(input: Array, dim: int) -> Any:
+    """Add an axis of size 1."""
+    if not -input.ndim - 1 <= dim <= input.ndim:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-input.ndim - 1}, {input.ndim}], but got {dim})")
+    return (lambda x: np.expand_dims(x, dim)), (lambda dy: dy.reshape(input.shape),)
+
+
+@operation("tm", view=True)
+def squeeze(input: Array, dim: Any = None) -> Any:
+    """Remove axes of size 1: all, or those that are named."""
+    shape = input.shape
+    dims = range(input.ndim) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    axes = tuple(d % input.ndim for d in dims if shape[d] == 1) if input.ndim else ()
+    return (lambda x: x.squeeze(axes) if axes else x[...]), (lambda dy: dy.reshape(shape),)
+
+
+@operation("", view=True, label="Expand")
+def _expand(input: Array, sizes: tuple[int, ...]) -> Any:
+    new = len(sizes) - input.ndim
+    if new < 0:
+        raise RuntimeError(f"expand() needs at least {input.ndim} sizes, not {list(sizes)}")
+    whole = tuple(
+        (input.shape[i - new] if i >= new else 1) if n == -1 else n for i, n in enumerate(sizes)
+    )
+    return (lambda x: np.broadcast_to(x, whole)), (lambda dy: sum_to_shape(dy, input.shape),)
+
+
+@composite("m")
+def expand(input: Tensor, *sizes: Any) -> Tensor:
+    """Repeat axes of size 1 without a copy; −1 keeps a size."""
+    return _expand(input, sizes_of(sizes))
+
+
+@composite("m")
+def expand_as(input: Tensor, other: Tensor) -> Tensor:
+    """Repeat axes of size 1 to the shape of another tensor."""
+    return _expand(input, other._array.shape)
+
+
+@composite("t")
+def broadcast_to(input: Tensor, size: Sequence[int]) -> Tensor:
+    """Repeat axes of size 1."""
+    return _expand(input, tuple(size))
+
+
+@operation("tm", view=True)
+def diagonal(input: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """Return the diagonal of two axes."""
+
+    def take(x: Array) -> Array:
+        found = np.diagonal(x, offset, dim1, dim2)
+        if x.flags.writeable:
+            found.flags.writeable = True
+        return found
+
+    def back(dy: Array) -> Array:
+        dx = np.zeros(input.shape, dy.dtype)
+        take(dx)[...] = dy
+        return dx
+
+    return take, (back,)
+
+
+# ------------------------------------------------------------------------------------------------------------- indices
+
+BASIC = (int, slice, type(None), type(...))
+
+
+def index_of(key: Any) -> tuple[Any, bool]:
+    """Return an index for NumPy, and whether it gives a view."""
+    keys = key if isinstance(key, tuple) else (key,)
+    basic = True
+    found: list[Any] = []
+    for each in keys:
+        if isinstance(each, Tensor):
+            array = each._array
+            whole = array.ndim == 0 and array.dtype.kind in "iu"
+            each = int(array) if whole else array.astype(bool) if array.dtype == np.uint8 else array
+            basic = basic and whole
+        elif isinstance(each, list):
+            each, basic = np.asarray([as_tensor_array(i) if isinstance(i, Tensor) else i for i in each]), False
+            each = each.astype(np.int64) if each.size == 0 else each
+        elif isinstance(each, slice):
+            if each.step is not None and each.step.__index__() < 1:
+                raise ValueError("step must be greater than zero")
+        elif not isinstance(each, BASIC) or isinstance(each, bool):
+            if isinstance(each, np.integer):
+                each = int(each)
+            elif isinstance(each, range):
+                each, basic = np.asarray(each), False
+            else:
+                basic = False
+        found.append(each)
+    if not any(each is Ellipsis for each in found) and basic:
+        found.append(...)  # the result is an array, also without axes
+    return tuple(found), basic
+
+
+@operation("", view=True, label="Slice")
+def _take_view(input: Array, index: Any) -> Any:
+    def back(dy: Array) -> Array:
+        dx = np.zeros(input.shape, dy.dtype)
+        dx[index] = dy
+        return dx
+
+    return (lambda x: x[index]), (back,)
+
+
+@operation("", label="Index")
+def _take(input: Array, index: Any) -> Any:
+    return input[index], (lambda dy: added_at(input, index, dy),)
+
+
+def added_at(x: Array, index: Any, dy: Array) -> Array:
+    """Return zeros in the shape of x with dy added at an index, in which places may occur several times."""
+    dx = np.zeros(x.shape, dy.dtype)
+    first = index[0] if isinstance(index, tuple) and len(index) == 1 else None
+    if isinstance(first, np.ndarray) and first.dtype.kind in "iu":
+        rows = first.reshape(-1) % max(len(x), 1)
+        if rows.size:  # sums over runs of equal rows are several times as fast as adding row by row
+            order = np.argsort(rows, kind="stable")
+            ordered = rows[order]
+            starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+            dx[ordered[starts]] = np.add.reduceat(dy.reshape(rows.size, *x.shape[1:])[order], starts, axis=0)
+    elif all(not isinstance(each, np.ndarray) or each.dtype == bool for each in index):
+        dx[index] = dy
+    else:
+        np.add.at(dx, index, dy)
+    return dx
+
+
+@composite("")
+def getitem(input: Tensor, key: Any) -> Tensor:
+    """Return the part of a tensor at an index: a view, or a copy where the index has tensors or lists."""
+    if isinstance(key, int) and not isinstance(key, bool):
+        if input._array.ndim == 0:
+            raise IndexError("invalid index of a 0-dim tensor. Use `tensor.item()` to convert it to a number")
+        return _take_view(input, (key, ...))
+    index, basic = index_of(key)
+    return _take_view(input, index) if basic else _take(input, index)
+
+
+@composite("")
+def setitem(input: Tensor, key: Any, value: Any) -> None:
+    """Write into the part of a tensor at an index."""
+    check_writable(input)
+    index, _ = index_of(key)
+    x = input._array
+    source = as_tensor_array(value) if isinstance(value, Tensor | np.ndarray) else value
+    before = edge_of(input) if mode.enabled else None
+    try:
+        with np.errstate(invalid="ignore"):
+            x[index] = source
+    except (ValueError, IndexError, TypeError) as error:
+        raise explained(_take, [x], error) from None
+    input._versions[0] += 1
+    if not mode.enabled:
+        return
+    of_value = edge_of(value) if isinstance(value, Tensor) else None
+    if before is None and of_value is None:
+        return
+
+    def rest(dy: Array) -> Array:
+        kept = np.array(dy)
+        kept[index] = 0
+        return kept
+
+    backs = (rest, lambda dy: sum_to_shape(dy[index], np.shape(source)).astype(source.dtype))
+    set_history(input, Node("CopySlices", (before, of_value), backs))
+
+
+class Pieces:
+    """Gradients of some pieces of a tensor, which add up to the gradient of the whole."""
+
+    def __init__(self, found: dict[int, Array]) -> None:
+        self.found = found
+
+    def __add__(self, other: Pieces) -> Pieces:
+        both = dict(self.found)
+        for n, gradient in other.found.items():
+            both[n] = both[n] + gradient if n in both else gradient
+        return Pieces(both)
+
+
+def pieces(x: Tensor, starts: Sequence[int], dim: int, whole: bool = True) -> tuple[Tensor, ...]:
+    """Return views of a tensor that begin at some places of an axis, or without ``whole`` its single slices.
+
+    One node gathers their gradients, so that n pieces do not need n arrays in the size of the tensor.
+    """
+    array = x._array
+    dim %= array.ndim
+    ends = [*starts[1:], array.shape[dim]]
+    noted = mode.enabled and (edge := edge_of(x)) is not None
+
+    def gathered(found: Pieces) -> Array:
+        first = next(iter(found.found.values()))
+        dx = np.empty(array.shape, first.dtype)
+        for n, (a, b) in enumerate(zip(starts, ends, strict=True)):
+            gradient = found.found.get(n)
+            place = (slice(None),) * dim + (slice(a, b),)
+            dx[place] = 0 if gradient is None else gradient if whole else np.expand_dims(gradient, dim)
+        return dx
+
+    node = Node("Split" if whole else "Unbind", (edge,), (gathered,)) if noted else None
+    made = []
+    for n, (a, b) in enumerate(zip(starts, ends, strict=True)):
+        index = (slice(None),) * dim + (slice(a, b) if whole else a,)
+
+        def take(base: Array, index: Any = (*index, ...)) -> Array:
+            return base[index]
+
+        out = wrap(take(array))
+        share(out, x, take)
+        if node is not None:
+            out._node = Node(node.label, (node,), (lambda dy, n=n: Pieces({n: dy}),))
+        made.append(out)
+    return tuple(made)
+
+
+@composite("tm")
+def split(input: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Return pieces of an axis: of one size, the last perhaps smaller, or of the sizes in a list."""
+    n, sizes = input._array.shape[dim], split_size_or_sections
+    if isinstance(sizes, int):
+        if sizes < 1:
+            raise RuntimeError(f"split expects a positive split size, not {sizes}")
+        return pieces(input, list(range(0, n, sizes)) or [0], dim)
+    if sum(sizes) != n:
+        raise RuntimeError(
+            f"split_with_sizes expects split_sizes to sum exactly to {n} (input tensor's size at dimension {dim}), "
+            f"but got split_sizes={list(sizes)}"
+        )
+    return pieces(input, [0, *np.cumsum(sizes).tolist()[:-1]], dim)
+
+
+@composite("tm")
+def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """Return about so many pieces of an axis, of one size but for the last."""
+    if chunks < 1:
+        raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+    return split(input, max(-(-input._array.shape[dim] // chunks), 1), dim)
+
+
+@composite("tm")
+def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """Return the slices of an axis."""
+    if input._array.ndim == 0:
+        raise IndexError("a tensor without axes has no slices")
+    return pieces(input, list(range(input._array.shape[dim])), dim, whole=False)
+
+
+@composite("tm")
+def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """Return a piece of an axis."""
+    return _take_view(input, (slice(None),) * (dim % input.ndim) + (slice(start, start + length),))
+
+
+@composite("tm")
+def select(input: Tensor, dim: int, index: int) -> Tensor:
+    """Return one slice of an axis."""
+    return _take_view(input, (*(slice(None),) * (dim % input.ndim), index, ...))
+
+
+def _integers(index: Any, name: str) -> Array:
+    array = as_tensor_array(index)
+    if array.dtype.kind not in "iu":
+        raise IndexError(f"{name} must hold integers, not {array.dtype}")
+    return array
+
+
+@operation("tm")
+def index_select(input: Array, dim: int, index: Any) -> Any:
+    """Return the slices of an axis at some places."""
+    places = _integers(index, "index")
+    axis = dim % input.ndim
+    return np.take(input, places, axis), (
+        lambda dy: np.moveaxis(added_at(np.moveaxis(input, axis, 0), (places,), np.moveaxis(dy, axis, 0)), 0, axis),
+    )
+
+
+@operation("tm")
+def gather(input: Array, dim: int, index: Any) -> Any:
+    """Return the number at an index of each slice along an axis."""
+    places = _integers(index, "index")
+    region = input[tuple(slice(n) if d != dim % input.ndim else slice(None) for d, n in enumerate(places.shape))]
+
+    def back(dy: Array) -> Array:
+        dx = np.zeros(input.shape, dy.dtype)
+        grid = list(np.ogrid[tuple(map(slice, places.shape))])
+        grid[dim % input.ndim] = places
+        np.add.at(dx, tuple(grid), dy)
+        return dx
+
+    return np.take_along_axis(region, places, dim), (back,)
+
+
+@operation("tmi", 1, label="Scatter")
+def scatter(input: Array, dim: int, index: Any, src: Any = None, *, value: Any = None) -> Any:
+    """Write numbers at an index of each slice along an axis."""
+    places, source = _integers(index, "index"), src if value is None else value
+    if isinstance(source, Tensor):
+        if edge_of(source) is not None:
+            raise NotImplementedError("scatter(): src has no gradient here")
+        source = source._array[tuple(map(slice, places.shape))]
+    grid: list[Any] = list(np.ogrid[tuple(map(slice, places.shape))])
+    grid[dim % input.ndim] = places
+    y = input.copy()
+    y[tuple(grid)] = source
+
+    def back(dy: Array) -> Array:
+        dx = np.array(dy)
+        dx[tuple(grid)] = 0
+        return dx
+
+    return y, (back,)
+
+
+@operation("tmi")
+def index_fill(input: Array, dim: int, index: Any, value: Any) -> Any:
+    """Fill the slices of an axis at some places with a number."""
+    place = (*(slice(None),) * (dim % input.ndim), _integers(index, "index"))
+    y = input.copy()
+    y[place] = getattr(value, "_array", value)
+
+    def back(dy: Array) -> Array:
+        dx = np.array(dy)
+        dx[place] = 0
+        return dx
+
+    return y, (back,)
+
+
+@operation("tm")
+def nonzero(input: Array, *, as_tuple: bool = False) -> Any:
+    """Return where the numbers are not 0, a row for each."""
+    if as_tuple:
+        raise NotImplementedError("nonzero(): as_tuple=True is not here; unbind(1) of the result is the same")
+    return np.argwhere(input), None
+
+
+@operation("tm")
+def flip(input: Array, dims: Any) -> Any:
+    """Reverse the order along axes."""
+    return np.flip(input, dims).copy(), (lambda dy: np.flip(dy, dims),)
+
+
+@operation("tm")
+def roll(input: Array, shifts: Any, dims: Any = None) -> Any:
+    """Move the numbers along axes; those at the end come first."""
+    back = -shifts if isinstance(shifts, int) else tuple(-n for n in shifts)
+    return np.roll(input, shifts, dims), (lambda dy: np.roll(dy, back, dims),)
+
+
+# --------------------------------------------------------------------------------------------------------------- joins
+
+
+def _same_dtype(tensors: Sequence[Tensor]) -> list[Tensor]:
+    if not isinstance(tensors, list | tuple) or not tensors or not all(isinstance(x, Tensor) for x in tensors):
+        raise TypeError(f"a list or tuple of at least one tensor is needed, not {type(tensors).__name__}")
+    if len({x._array.dtype for x in tensors}) == 1:
+        return list(tensors)
+    kind = result_dtype(*tensors)
+    return [x.to(kind) for x in tensors]  # type: ignore[attr-defined]
+
+
+@operation("", many=True)
+def _cat(tensors: list[Array], dim: int) -> Any:
+    y = np.concatenate(tensors, dim)
+    ends = np.cumsum([x.shape[dim] for x in tensors]).tolist()
+    axis = dim % y.ndim
+
+    def of(n: int) -> Any:
+        place = (slice(None),) * axis + (slice(ends[n - 1] if n else 0, ends[n]),)
+        return lambda dy: dy[place]
+
+    return y, tuple(of(n) for n in range(len(tensors)))
+
+
+@composite("t")
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Join tensors along an axis."""
+    found = _same_dtype(tensors)
+    filled = [x for x in found if x._array.shape != (0,)]  # which PyTorch leaves out
+    return _cat(filled or found, dim)
+
+
+@operation("", many=True)
+def _stack(tensors: list[Array], dim: int) -> Any:
+    y = np.stack(tensors, dim)
+    axis = dim % y.ndim
+    return y, tuple((lambda dy, n=n: np.moveaxis(dy, axis, 0)[n]) for n in range(len(tensors)))
+
+
+@composite("t")
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Join tensors of one shape along a new axis."""
+    return _stack(_same_dtype(tensors), dim)
+
+
+@operation("", label="Repeat")
+def _repeat(input: Array, sizes: tuple[int, ...]) -> Any:
+    new = len(sizes) - input.ndim
+    if new < 0:
+        raise RuntimeError("Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
+    shape = (1,) * new + input.shape
+    apart = [n for pair in zip(sizes, shape, strict=True) for n in pair]
+    return np.tile(input, sizes), (
+        lambda dy: dy.reshape(apart).sum(axis=tuple(range(0, 2 * len(sizes), 2))).reshape(input.shape),
+    )
+
+
+@composite("m")
+def repeat(input: Tensor, *sizes: Any) -> Tensor:
+    """Repeat the whole tensor along axes."""
+    return _repeat(input, sizes_of(sizes))
+
+
+@operation("tm")
+def repeat_interleave(input: Array, repeats: Any, dim: int | None = None) -> Any:
+    """Repeat each slice of an axis, or each number."""
+    counts = as_tensor_array(repeats) if isinstance(repeats, Tensor) else repeats
+    x = input.reshape(-1) if dim is None else input
+    axis = 0 if dim is None else dim % x.ndim
+    source = np.repeat(np.arange(x.shape[axis]), counts)
+
+    def back(dy: Array) -> Array:
+        dx = added_at(np.moveaxis(x, axis, 0), (source,), np.moveaxis(dy, axis, 0))
+        return np.moveaxis(dx, 0, axis).reshape(input.shape)
+
+    return np.take(x, source, axis), (back,)
+
+
+@composite("t")
+def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """Return the coordinates of a grid."""
+    found = list(tensors[0]) if len(tensors) == 1 and not isinstance(tensors[0], Tensor) else list(tensors)
+    if indexing not in ("ij", "xy"):
+        raise RuntimeError(f"indexing must be 'ij' or 'xy', not {indexing!r}")
+    sizes = [x.numel() for x in found]
+    order = [1, 0, *range(2, len(found))] if indexing == "xy" and len(found) > 1 else list(range(len(found)))
+    shape = [sizes[i] for i in order]
+    return tuple(
+        _expand(x.reshape([-1 if i == n else 1 for i in order]), tuple(shape)) for n, x in enumerate(found)
+    )
+
+
+@operation("f", label="ConstantPadNd")
+def pad(input: Array, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
+    """Add numbers before and after the last axes; pad has a pair for each, from the last axis on."""
+    if mode != "constant":
+        raise NotImplementedError(f"pad(): mode={mode!r} is not here; 'constant' is")
+    pairs = [(pad[2 * n], pad[2 * n + 1]) for n in range(len(pad) // 2)][::-1]
+    widths = [(0, 0)] * (input.ndim - len(pairs)) + pairs
+    inner = tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(input.shape, widths, strict=True))
+    outer = [(max(a, 0), max(b, 0)) for a, b in widths]
+    y = np.pad(input[inner], outer, constant_values=0 if value is None else value)
+
+    def back(dy: Array) -> Array:
+        dx = np.zeros(input.shape, dy.dtype)
+        dx[inner] = dy[tuple(slice(a, n - b) for n, (a, b) in zip(dy.shape, outer, strict=True))]
+        return dx
+
+    return y, (back,)
+
+
+# --------------------------------------------------------------------------------------------------------------- masks
+
+
+@operation("tmi", 3, label="MaskedFill")
+def masked_fill(input: Array, mask: Array, value: Any) -> Any:
+    """Fill a tensor with a number where the mask is True."""
+    if mask.dtype != bool:
+        if mask.dtype != np.uint8:
+            raise RuntimeError(f"masked_fill_ only supports boolean masks, but got mask with dtype {mask.dtype}")
+        mask = mask.astype(bool)
+    if np.ndim(value):
+        raise RuntimeError(f"value must be a number or a tensor without axes, not of {np.ndim(value)} axes")
+    if input.dtype.kind in "iub" and isinstance(value, float) and not value.is_integer():
+        raise RuntimeError(f"value cannot be converted to type {input.dtype} without overflow")
+    y = np.where(mask, input.dtype.type(value), input)
+    return y, (
+        lambda dy: fit(np.where(mask, dy.dtype.type(0), dy), input),
+        None,
+        lambda dy: np.sum(dy, where=mask),
+    )
+
+
+@operation("", 3, label="Where")
+def _where(condition: Array, input: Any, other: Any) -> Any:
+    y = np.where(condition, input, other)
+    return y, (
+        None,
+        lambda dy: fit(np.where(condition, dy, dy.dtype.type(0)), input),
+        lambda dy: fit(np.where(condition, dy.dtype.type(0), dy), other),
+    )
+
+
+@composite("t")
+def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
+    """Return input where the condition is True, else other; without both, where it is True, as indices."""
+    if input is None and other is None:
+        return tuple(wrap(found) for found in np.nonzero(condition._array))
+    x, y = (as_operand(_where, each) for each in (input, other))
+    kind = result_dtype(x, y)
+    x, y = (each.to(kind) if isinstance(each, Tensor) else kind.numpy.type(each) for each in (x, y))
+    return _where(condition, x, y)
+
+
+@composite("m")
+def _where_method(input: Tensor, condition: Tensor, other: Any) -> Any:
+    return where(condition, input, other)
+
+
+TABLE["where"].method = TABLE.pop("where_method").function  # type: ignore[union-attr]
+
+
+@operation("tm")
+def masked_select(input: Array, mask: Any) -> Any:
+    """Return the numbers where the mask is True."""
+    where = np.broadcast_to(as_tensor_array(mask), input.shape)
+    return input[where], (lambda dy: added_at(input, (where,), dy),)
+
+
+def _triangle(name: str, numpy: Callable[..., Array], words: str) -> None:
+    def rule(input: Array, diagonal: int = 0) -> Any:
+        return numpy(input, diagonal), (lambda dy: numpy(dy, diagonal),)
+
+    rule.__name__, rule.__doc__ = name, f"Return a matrix with zeros {words} a diagonal."
+    operation("tmi")(rule)
+
+
+_triangle("tril", np.tril, "above")
+_triangle("triu", np.triu, "below")
+
+
+@operation("tm")
+def diag(input: Array, diagonal: int = 0) -> Any:
+    """Return the diagonal of a matrix, or a matrix with a vector as its diagonal."""
+    if input.ndim == 1:
+        return np.diag(input, diagonal), (lambda dy: np.diagonal(dy, diagonal),)
+    return np.diag(input, diagonal), (lambda dy: _on_diagonal(input, dy, diagonal),)
+
+
+def _on_diagonal(x: Array, dy: Array, offset: int) -> Array:
+    dx = np.zeros(x.shape, dy.dtype)
+    rows = np.arange(len(dy)) + max(-offset, 0)
+    dx[rows, rows + offset] = dy
+    return dx
+
+
+@operation("i", label="Fill")
+def fill(input: Array, value: Any) -> Any:
+    """Fill a tensor with a number."""
+    return np.full_like(input, getattr(value, "_array", value)), (np.zeros_like,)
+
+
+@composite("m")
+def copy_(input: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
+    """Write another tensor's numbers into this one."""
+    source = src if isinstance(src, Tensor) else wrap(as_tensor_array(src))
+    found = source.to(input.dtype)  # type: ignore[attr-defined]
+    if found._array.shape != input._array.shape:
+        found = _expand(found, input._array.shape)
+    return write(input, found)
+
+
+# --------------------------------------------------------------------------------------------------------------- types
+
+
+@operation("tm", label="Clone")
+def clone(input: Array, *, memory_format: Any = None) -> Any:
+    """Return a copy, through which gradients flow."""
+    return input.copy(order="K"), (lambda dy: dy,)
+
+
+@operation("", label="Clone")
+def _dense(input: Array) -> Any:
+    return np.ascontiguousarray(input), (lambda dy: dy,)
+
+
+@composite("m")
+def contiguous(input: Tensor, memory_format: Any = None) -> Tensor:
+    """Return the tensor itself if its numbers follow each other in memory, else a copy."""
+    return input if input._array.flags.c_contiguous else _dense(input)
+
+
+@operation("", label="ToCopy")
+def _cast(input: Array, kind: Any) -> Any:
+    before = input.dtype
+    with np.errstate(all="ignore"):
+        y = input.astype(kind)
+    backs = (lambda dy: dy.astype(before),) if kind.kind not in "iub" else None
+    return y, backs
+
+
+@composite("m")
+def to(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the tensor in another dtype, or that of another tensor; the tensor itself if nothing changes."""
+    kind = None
+    for each in [*args, kwargs.get("dtype"), kwargs.get("device"), kwargs.get("other")]:
+        if isinstance(each, dtype):
+            kind = each
+        elif isinstance(each, Tensor):
+            kind = each.dtype
+        elif isinstance(each, str | device):
+            device(each)
+    if kind is None or kind.numpy == input._array.dtype:
+        return clone(input) if kwargs.get("copy") else input  # type: ignore[operator]
+    return _cast(input, kind.numpy)
+
+
+@composite("m")
+def type_(input: Tensor, dtype: Any = None) -> Any:
+    """Return the tensor in another dtype, or without one the name of its kind of tensor."""
+    if dtype is None:
+        return next(f"torch.{name}" for name, kind in KINDS.items() if kind is input.dtype)
+    return to(input, as_dtype(dtype))
+
+
+@composite("m")
+def type_as(input: Tensor, other: Tensor) -> Tensor:
+    """Return the tensor in the dtype of another."""
+    return to(input, other)
+
+
+def _conversion(name: str, kind: str) -> None:
+    def convert(input: Tensor) -> Tensor:
+        return to(input, DTYPES[kind])
+
+    convert.__name__, convert.__doc__ = name, f"Return the tensor in {kind}."
+    composite("m")(convert)
+
+
+for _name, _kind in {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "bool": "bool",
+}.items():
+    _conversion(_name, _kind)

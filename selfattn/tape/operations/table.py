@@ -1,0 +1,280 @@
+"""The table of operations: each has a name, a rule in NumPy with its gradients, and the places where PyTorch has it.
+
+A rule takes arrays and options, and returns the result with the functions that take its gradient back: a tuple of one
+for each input, or one function for all inputs, or None if there is no gradient. The rule of a view returns, in place
+of the result, the function from the input's array to the view.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from selfattn._check import Array
+from selfattn.tape.dtypes import DTYPES, dtype_of, get_default_dtype, result_dtype
+from selfattn.tape.tensors import Node, Tensor, check_writable, edge_of, mode, set_history, wrap
+
+Back: TypeAlias = Callable[[Array], Any]
+Rule: TypeAlias = Callable[..., tuple[Any, Any]]
+
+NUMBERS = (int, float, np.generic)
+TABLE: dict[str, Operation | Composite] = {}
+
+
+class Operation:
+    """An operation on tensors.
+
+    Attributes
+    ----------
+    places : str
+        Where it is found: t as ``torch.name``, m as a method, f in ``torch.nn.functional``, i as a method ``name_``
+        that writes into the tensor.
+    """
+
+    def __init__(self, rule: Rule, places: str, inputs: int, **settings: Any) -> None:
+        self.rule, self.places, self.inputs = rule, places, inputs
+        self.name: str = rule.__name__.strip("_")
+        # The label of its nodes, or a function from its arrays and options to the label.
+        self.label: Any = settings.pop("label", None) or "".join(map(str.capitalize, self.name.split("_")))
+        self.keeps: tuple[str, ...] = settings.pop("keeps", ())  # for each input: what its gradient needs
+        self.promotes: str = settings.pop("promotes", "")  # "same": to a common dtype; "float": also to floats
+        self.view: bool = settings.pop("view", False)
+        self.many: bool = settings.pop("many", False)  # the first argument is a sequence of tensors
+        self.results: Any = settings.pop("results", None)  # the tuple of several results
+        self.names = list(inspect.signature(rule).parameters)[:inputs]
+        self.__name__ = self.__qualname__ = self.name
+        self.__doc__ = rule.__doc__
+        self.__signature__ = inspect.signature(rule)
+        assert not settings, settings
+
+    def __repr__(self) -> str:
+        return f"<operation {self.name}>"
+
+    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+        if tensor is None:
+            return self
+        return lambda *args, **kwargs: self(tensor, *args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            args = self._in_order(args, kwargs)
+        inputs: Any = args[0] if self.many else args[: self.inputs]
+        if self.promotes:
+            inputs = self._promoted(inputs)
+        arrays = [x._array if isinstance(x, Tensor) else x for x in inputs]
+        options = args[1:] if self.many else args[self.inputs :]
+        try:
+            if self.many:
+                result, backs = self.rule(arrays, *options, **kwargs)
+            else:
+                result, backs = self.rule(*arrays, *options, **kwargs)
+            if self.view:
+                replay = result
+                result = replay(arrays[0])
+        except (ValueError, IndexError, TypeError) as error:
+            raise explained(self, arrays, error) from None
+        if self.results is not None:
+            out = wrap(result[0])
+            found = self.results(out, *map(wrap, result[1:]))
+        else:
+            found = out = wrap(result)
+        if self.view:
+            share(out, inputs[0], replay)
+        if backs is not None and mode.enabled:
+            edges = tuple([edge_of(x) if isinstance(x, Tensor) else None for x in inputs])
+            for edge in edges:
+                if edge is not None:
+                    kept = self._kept(edges, inputs, out) if self.keeps else None
+                    label = self.label
+                    if label.__class__ is not str:
+                        label = label(*arrays, *options, **kwargs)
+                    out._node = Node(label, edges, backs, kept)
+                    break
+        return found
+
+    def _kept(self, edges: Any, inputs: Any, out: Tensor) -> Any:
+        """Return the counts of changes of the arrays that the gradients need."""
+        kept = []
+        for edge, needs in zip(edges, self.keeps, strict=False):
+            if edge is not None:
+                for place in needs:
+                    x = out if place == "o" else inputs[int(place)]
+                    if isinstance(x, Tensor):
+                        kept.append((x._versions, x._versions[0]))
+        return tuple(kept) or None
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Move inputs that were given by name to their places."""
+        for name in self.names[len(args) :]:
+            if name not in kwargs:
+                break
+            args = (*args, kwargs.pop(name))
+        return args
+
+    def _promoted(self, inputs: Any) -> Any:
+        """Return the inputs in the dtype of the operation; casts have gradients."""
+        first = inputs[0]
+        if isinstance(first, Tensor) and first._array.dtype in FLOATS:
+            kind = first._array.dtype
+            for x in inputs:
+                if isinstance(x, Tensor):
+                    if x._array.dtype is not kind and x._array.dtype != kind:
+                        break
+                elif x.__class__ is not float and x.__class__ is not int:
+                    break
+            else:
+                return inputs
+        inputs = [as_operand(self, x) for x in inputs]
+        wanted = result_dtype(*inputs)
+        if self.promotes == "float" and not wanted.is_floating_point:
+            wanted = get_default_dtype()
+        kind = wanted.numpy
+        return [
+            (x if x._array.dtype == kind else x.to(wanted)) if isinstance(x, Tensor) else kind.type(x)
+            for x in inputs
+        ]
+
+
+def _floats() -> set[np.dtype[Any]]:
+    found = {np.dtype(kind) for kind in ("float16", "float32", "float64")}
+    try:
+        found.add(DTYPES["bfloat16"].numpy)
+    except ImportError:
+        pass
+    return found
+
+
+FLOATS = _floats()
+
+
+def operation(places: str, inputs: int = 1, **settings: Any) -> Callable[[Rule], Operation]:
+    """Make a rule an operation of the table."""
+
+    def made(rule: Rule) -> Operation:
+        found = TABLE[rule.__name__.strip("_")] = Operation(rule, places, inputs, **settings)
+        return found
+
+    return made
+
+
+class Composite:
+    """An operation that is made of others.
+
+    Attributes
+    ----------
+    places : str
+        As of an :class:`Operation`.
+    """
+
+    def __init__(self, function: Callable[..., Any], places: str) -> None:
+        self.function, self.places, self.name = function, places, function.__name__.strip("_")
+
+
+def composite(places: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function of tensors an operation of the table."""
+
+    def made(function: Callable[..., Any]) -> Callable[..., Any]:
+        TABLE[function.__name__.strip("_")] = Composite(function, places)
+        return function
+
+    return made
+
+
+def as_operand(op: Any, x: Any) -> Any:
+    """Return a tensor or a number; NumPy's arrays become tensors."""
+    if isinstance(x, Tensor | bool | int | float):
+        return x
+    if isinstance(x, np.generic):
+        return x.item()
+    if isinstance(x, np.ndarray):
+        return wrap(x)
+    raise TypeError(f"{op.name}(): an operand must be a Tensor or a number, not {type(x).__name__}")
+
+
+def share(out: Tensor, of: Tensor, replay: Callable[[Array], Array]) -> None:
+    """Make a tensor a view of another's memory, if its array is one."""
+    array = out._array
+    if array is of._array:
+        out._array = array.view()
+    elif array.base is None or not np.may_share_memory(array, of._array):
+        return
+    out._versions = of._versions
+    if not array.flags.writeable and of._array.flags.writeable:  # an expanded axis: it cannot be written to
+        return
+    if of._base is None:
+        out._base, out._replay, out._origin = of, replay, of._node
+    else:
+        before = of._replay
+        out._base, out._replay = of._base, lambda array: replay(before(array))
+        edge_of(of)
+        out._origin = of._origin
+
+
+def write(x: Tensor, value: Tensor, at: Any = ...) -> Tensor:
+    """Write a tensor's value into another's memory, or into a part of it, and note it in the graph."""
+    check_writable(x)
+    node = value._node
+    if node is None and value._leaf_requires_grad and mode.enabled:
+        node = Node("Copy", (value,), (lambda dy: dy,))
+    np.copyto(x._array, value._array, casting="same_kind")
+    x._versions[0] += 1
+    if mode.enabled and (node is not None or edge_of(x) is not None):
+        set_history(x, node or Node("Zero", (edge_of(x),), (lambda dy: np.zeros_like(dy),)))
+    return x
+
+
+def in_place(op: Operation) -> Callable[..., Tensor]:
+    """Return the operation that writes its result into the first input."""
+
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        check_writable(self)
+        result = op(self, *args, **kwargs)
+        if result._array.shape != self._array.shape:
+            raise RuntimeError(
+                f"output with shape {list(self.shape)} doesn't match the broadcast shape {list(result.shape)}"
+            )
+        if result._array.dtype != self._array.dtype:
+            if dtype_of(result._array).rank > self.dtype.rank:
+                raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {self.dtype}")
+            result = result.to(self.dtype)
+        return write(self, result)
+
+    method.__name__ = method.__qualname__ = f"{op.name}_"
+    method.__doc__ = f"Write the result of :func:`{op.name}` into the tensor, and return the tensor."
+    return method
+
+
+def explained(op: Operation, arrays: list[Any], error: Exception) -> Exception:
+    """Return the error of a rule in PyTorch's class, with the name of the operation and the shapes."""
+    shapes = [list(x.shape) for x in arrays if isinstance(x, np.ndarray)]
+    if isinstance(error, np.exceptions.AxisError):
+        return IndexError(f"{op.name}(): {error}; the tensor has the shape {', '.join(map(str, shapes))}")
+    if isinstance(error, TypeError):
+        takes = f"{op.name}{inspect.signature(op.rule)}"
+        return TypeError(f"{op.name}(): {error}; it takes {takes}")
+    kind = IndexError if isinstance(error, IndexError) else RuntimeError
+    return kind(f"{op.name}(): {error} (shapes {', '.join(map(str, shapes))})")
+
+
+class ValuesIndices(NamedTuple):
+    """The values that an operation chose, and where they are."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def fit(gradient: Array, x: Any) -> Array:
+    """Sum a gradient over the axes along which x was broadcast."""
+    if gradient.shape == x.shape:
+        return gradient
+    shape = x.shape
+    if gradient.ndim > len(shape):
+        gradient = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))
+    axes = tuple(i for i, n in enumerate(gradient.shape) if n != 1 and shape[i] == 1)
+    return gradient.sum(axis=axes, keepdims=True) if axes else gradient
+
+
+quiet = np.errstate(all="ignore")  # a decorator of rules in which infinities and NaN are no fault
