@@ -29,7 +29,7 @@ class _Mode(threading.local):
 
 
 mode = _Mode()
-_next_number = itertools.count().__next__
+next_number = itertools.count().__next__
 
 
 class Node:
@@ -55,7 +55,7 @@ class Node:
         self.inputs = inputs
         self.backs = backs
         self.kept = kept
-        self.number = _next_number()
+        self.number = next_number()
         self.retained: Tensor | None = None
 
     def name(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from selfattn.tape.operations import elementwise, layers, products, reductions, shapes
 from selfattn.tape.operations.table import NUMBERS, TABLE, Composite, Operation, in_place
 from selfattn.tape.tensors import Tensor
@@ -24,6 +26,7 @@ OPERATORS = {
     "or": "bitwise_or",
     "xor": "bitwise_xor",
 }
+OPERANDS = (Tensor, *NUMBERS, np.ndarray)
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 # Other names that PyTorch has for an operation.
 ALIASES = {
@@ -50,10 +53,10 @@ def called(found: Operation | Composite) -> Callable[..., Any]:
     """Return the function of an operation."""
     if isinstance(found, Composite):
         return found.function
-    call = found.__call__
+    call = found.call
 
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
+    def function(input: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(input, *args, **kwargs)
 
     function.__name__ = function.__qualname__ = found.name
     function.__doc__ = found.__doc__
@@ -69,13 +72,13 @@ def named(place: str) -> dict[str, Callable[..., Any]]:
 
 def _operators(name: str, op: Operation) -> None:
     """Give tensors the operator of an operation, with a number on either side, and in place."""
-    call = op.__call__
+    call = op.call
 
     def forward(self: Tensor, other: Any) -> Any:
-        return call(self, other) if isinstance(other, (Tensor, *NUMBERS)) or hasattr(other, "dtype") else NotImplemented
+        return call(self, other) if isinstance(other, OPERANDS) else NotImplemented
 
     def reflected(self: Tensor, other: Any) -> Any:
-        return call(other, self) if isinstance(other, (*NUMBERS,)) or hasattr(other, "dtype") else NotImplemented
+        return call(other, self) if isinstance(other, OPERANDS) else NotImplemented
 
     setattr(Tensor, f"__{name}__", forward)
     if name not in COMPARISONS:

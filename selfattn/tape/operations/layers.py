@@ -141,7 +141,9 @@ def cross_entropy(
 ) -> Any:
     """Return −log softmax(input) at the target class, or its mean under target probabilities."""
     kind: Any = _reduction(reduction)
-    loss = layers.CrossEntropyLoss(_one(weight), ignore_index, kind, label_smoothing)
+    loss = layers.CrossEntropyLoss(
+        weight=_one(weight), ignore_index=ignore_index, reduction=kind, label_smoothing=label_smoothing
+    )
     return _cross_entropy(input, _one(target), loss)
 
 
@@ -204,7 +206,9 @@ def binary_cross_entropy_with_logits(
     """Return the cross entropy of logits with targets from 0 to 1."""
     kind: Any = _reduction(reduction)
     return _with_logits(
-        input, _one(target), layers.BCEWithLogitsLoss(_one(weight), reduction=kind, pos_weight=_one(pos_weight))
+        input,
+        _one(target),
+        layers.BCEWithLogitsLoss(weight=_one(weight), reduction=kind, pos_weight=_one(pos_weight)),
     )
 
 

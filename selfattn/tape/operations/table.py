@@ -15,11 +15,13 @@ import numpy as np
 
 from selfattn._check import Array
 from selfattn.tape.dtypes import DTYPES, dtype_of, get_default_dtype, result_dtype
-from selfattn.tape.tensors import Node, Tensor, check_writable, edge_of, mode, set_history, wrap
+from selfattn.tape.tensors import Node, Tensor, check_writable, edge_of, mode, next_number, set_history, wrap
 
 Back: TypeAlias = Callable[[Array], Any]
 Rule: TypeAlias = Callable[..., tuple[Any, Any]]
 
+new = object.__new__
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 NUMBERS = (int, float, np.generic)
 TABLE: dict[str, Operation | Composite] = {}
 
@@ -49,16 +51,22 @@ class Operation:
         self.__doc__ = rule.__doc__
         self.__signature__ = inspect.signature(rule)
         assert not settings, settings
+        quick = not self.many and self.results is None
+        # One function for each form: an operation on small tensors is mostly what surrounds its rule.
+        self.call: Callable[..., Any] = self.general
+        if quick and inputs == 1:
+            self.call = _of_one(self)
+        elif quick and inputs == 2 and self.promotes:
+            self.call = _of_two(self)
 
     def __repr__(self) -> str:
         return f"<operation {self.name}>"
 
-    def __get__(self, tensor: Any, owner: Any = None) -> Any:
-        if tensor is None:
-            return self
-        return lambda *args, **kwargs: self(tensor, *args, **kwargs)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    def general(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the operation on inputs of any kind."""
         if kwargs:
             args = self._in_order(args, kwargs)
         inputs: Any = args[0] if self.many else args[: self.inputs]
@@ -71,26 +79,19 @@ class Operation:
                 result, backs = self.rule(arrays, *options, **kwargs)
             else:
                 result, backs = self.rule(*arrays, *options, **kwargs)
-            if self.view:
-                replay = result
-                result = replay(arrays[0])
-        except (ValueError, IndexError, TypeError) as error:
+        except (ValueError, IndexError, TypeError, RuntimeError) as error:
             raise explained(self, arrays, error) from None
         if self.results is not None:
             out = wrap(result[0])
             found = self.results(out, *map(wrap, result[1:]))
         else:
             found = out = wrap(result)
-        if self.view:
-            share(out, inputs[0], replay)
         if backs is not None and mode.enabled:
             edges = tuple([edge_of(x) if isinstance(x, Tensor) else None for x in inputs])
             for edge in edges:
                 if edge is not None:
                     kept = self._kept(edges, inputs, out) if self.keeps else None
-                    label = self.label
-                    if label.__class__ is not str:
-                        label = label(*arrays, *options, **kwargs)
+                    label = self.label if self.label.__class__ is str else self.label(*arrays, *options, **kwargs)
                     out._node = Node(label, edges, backs, kept)
                     break
         return found
@@ -136,6 +137,107 @@ class Operation:
             (x if x._array.dtype == kind else x.to(wanted)) if isinstance(x, Tensor) else kind.type(x)
             for x in inputs
         ]
+
+
+def _of_one(op: Operation) -> Callable[..., Any]:
+    """Return the call of an operation with one input: a function of its numbers, or a view."""
+    rule, label, promotes, view, general = op.rule, op.label, op.promotes, op.view, op.general
+    needs = op.keeps[0] if op.keeps else ""
+    keeps_input, keeps_result = "0" in needs, "o" in needs
+    labelled = label.__class__ is str
+
+    def call(input: Any, *options: Any, **kwargs: Any) -> Any:
+        if not isinstance(input, Tensor):
+            return general(input, *options, **kwargs)
+        array = input._array
+        if promotes and array.dtype is not FLOAT32 and array.dtype is not FLOAT64:
+            return general(input, *options, **kwargs)
+        try:
+            result, backs = rule(array, *options, **kwargs)
+            if view:
+                replay = result
+                result = replay(array)
+        except (ValueError, IndexError, TypeError, RuntimeError) as error:
+            raise explained(op, [array], error) from None
+        out = new(Tensor)
+        out._array = result if result.__class__ is np.ndarray else np.asarray(result)
+        out._versions = [0]
+        if view:
+            share(out, input, replay)
+        if backs is not None and mode.enabled:
+            edge = input._node if input._base is None else edge_of(input)
+            if edge is None and input._leaf_requires_grad:
+                edge = input  # type: ignore[assignment]
+            if edge is not None:
+                node = out._node = new(Node)
+                node.label = label if labelled else label(array, *options, **kwargs)
+                node.inputs, node.backs, node.retained, node.number = (edge,), backs, None, next_number()
+                node.kept = None
+                if keeps_input or keeps_result:
+                    versions = input._versions if keeps_input else out._versions
+                    node.kept = ((versions, versions[0]),)
+        return out
+
+    return call
+
+
+def _of_two(op: Operation) -> Callable[..., Any]:
+    """Return the call of an operation on two tensors of one dtype, or a tensor and a number."""
+    rule, label, general = op.rule, op.label, op.general
+    keeps = [*op.keeps, "", ""][:2]
+    labelled = label.__class__ is str
+
+    def call(input: Any, other: Any = None, *options: Any, **kwargs: Any) -> Any:
+        if not isinstance(input, Tensor) or options or kwargs:
+            return general(input, *((other,) * (other is not None)), *options, **kwargs)
+        x, y = input._array, other
+        kind = x.dtype
+        if kind is not FLOAT32 and kind is not FLOAT64:
+            return general(input, other)
+        tensor = isinstance(other, Tensor)
+        if tensor:
+            y = other._array
+            if y.dtype is not kind:
+                return general(input, other)
+        elif y.__class__ is not float and y.__class__ is not int:
+            return general(input, other)
+        try:
+            result, backs = rule(x, y)
+        except (ValueError, RuntimeError) as error:
+            raise explained(op, [x, y], error) from None
+        out = new(Tensor)
+        out._array = result if result.__class__ is np.ndarray else np.asarray(result)
+        out._versions = [0]
+        if backs is not None and mode.enabled:
+            left: Any = input._node if input._base is None else edge_of(input)
+            if left is None and input._leaf_requires_grad:
+                left = input
+            right: Any = None
+            if tensor:
+                right = other._node if other._base is None else edge_of(other)
+                if right is None and other._leaf_requires_grad:
+                    right = other
+            if left is not None or right is not None:
+                node = out._node = new(Node)
+                node.label = label if labelled else label(x, y)
+                node.inputs, node.backs, node.retained, node.number = (left, right), backs, None, next_number()
+                needs = (keeps[0] if left is not None else "") + (keeps[1] if right is not None else "")
+                node.kept = kept_arrays(needs, input, other if tensor else None, out) if needs else None
+        return out
+
+    return call
+
+
+def kept_arrays(needs: str, input: Tensor, other: Tensor | None, out: Tensor) -> Any:
+    """Return the counts of changes of what gradients need: 0 the input, 1 the other one, o the result."""
+    kept = []
+    if "0" in needs:
+        kept.append((input._versions, input._versions[0]))
+    if "1" in needs and other is not None:
+        kept.append((other._versions, other._versions[0]))
+    if "o" in needs:
+        kept.append((out._versions, out._versions[0]))
+    return tuple(kept) or None
 
 
 def _floats() -> set[np.dtype[Any]]:
@@ -252,6 +354,8 @@ def explained(op: Operation, arrays: list[Any], error: Exception) -> Exception:
     shapes = [list(x.shape) for x in arrays if isinstance(x, np.ndarray)]
     if isinstance(error, np.exceptions.AxisError):
         return IndexError(f"{op.name}(): {error}; the tensor has the shape {', '.join(map(str, shapes))}")
+    if isinstance(error, NotImplementedError):
+        return NotImplementedError(f"{op.name}(): {error}")
     if isinstance(error, TypeError):
         takes = f"{op.name}{inspect.signature(op.rule)}"
         return TypeError(f"{op.name}(): {error}; it takes {takes}")
