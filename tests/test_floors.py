@@ -34,7 +34,7 @@ FLOORS = (
     ("engine",),
     ("steps",),
     ("nn", "optim", "files"),
-    ("training", "tutorials"),
+    ("training", "tutorials", "tape"),
     ("views", "interop", "models", "search"),
     ("cli", "__main__"),
 )

@@ -141,7 +141,10 @@ class Module:
             ``dx, grads = pullback(dy)`` with the names of :meth:`parameters` in ``grads``, or ``grads =
             pullback(dy)`` where the input has no gradient.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not define vjp")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define vjp; a module of selfattn.tape.nn has it from its forward alone: "
+            "derive from selfattn.tape.nn.Module, and compute with its tensors"
+        )
 
     # ------------------------------------------------------------------------------------------- parameters
 
@@ -311,6 +314,10 @@ class Module:
         dict of str to ndarray
             Keys and shapes are those of PyTorch's module of that name.
         """
+        return self._arrays()
+
+    def _arrays(self) -> dict[str, Array]:
+        """Return the parameters by name; for modules of selfattn.tape too, whose ``parameters`` yields tensors."""
         first: dict[int, tuple[str, Array]] = {}
         for name, array in self._all_parameters():
             first.setdefault(id(array), (name, array))
@@ -334,7 +341,7 @@ class Module:
             for part, named in parts.items()
             for name, gradient in named.items()
         }
-        every, once = dict(self._all_parameters()), self.parameters()
+        every, once = dict(self._all_parameters()), self._arrays()
         if len(every) == len(once):
             return gradients
         return named_gradients(once, ((every[name], gradient) for name, gradient in gradients.items()))
@@ -448,6 +455,12 @@ class Module:
             return f"{type(self).__name__}({head})"
         lines = "\n".join([head, *children] if head else children).replace("\n", "\n  ")
         return f"{type(self).__name__}(\n  {lines}\n)"
+
+
+def arrays_of(model: Any) -> dict[str, Array]:
+    """Return the arrays of a module, or of another object with ``parameters()``."""
+    found: dict[str, Array] = model._arrays() if isinstance(model, Module) else model.parameters()
+    return found
 
 
 def add_gradients(total: Gradients, more: Gradients) -> Gradients:

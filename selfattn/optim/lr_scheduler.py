@@ -601,9 +601,11 @@ def get_cosine_with_min_lr_schedule_with_warmup(
 
 
 def _checked(optimizer: Any) -> Optimizer:
-    if not isinstance(optimizer, Optimizer):
+    # An optimiser of selfattn.tape has the same groups, of tensors.
+    if not isinstance(getattr(optimizer, "param_groups", None), list) or not hasattr(optimizer, "stepped"):
         raise TypeError(f"optimizer must be one of selfattn.optim, not {type(optimizer).__name__}")
-    return optimizer
+    found: Optimizer = optimizer
+    return found
 
 
 def _checked_number(name: str, value: Any, fits: Callable[[float], bool], words: str) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 
 from selfattn import _disk
 from selfattn._check import warn
+from selfattn.nn.module import arrays_of
 from selfattn.training.generators import generator_state, generators, set_generator_state
 from selfattn.training.state import TrainingState
 
@@ -101,7 +102,7 @@ def state_of(training: TrainingState) -> dict[str, Any]:
     drawn = generators(training.generator, training.model)
     return {
         "fixed": training.fixed,
-        "parameters": training.model.parameters(),
+        "parameters": arrays_of(training.model),
         "optimizer": training.optimizer.state_dict(),
         "generators": [generator_state(each) for each in drawn],
         "place": [training.epoch, source.done, source.order, training.total_loss, training.total_count],
@@ -119,7 +120,7 @@ def restore(training: TrainingState, path: Path) -> None:
     state = load(path)
     try:
         _compare("", training.fixed, state["fixed"])
-        parameters, saved = training.model.parameters(), state["parameters"]
+        parameters, saved = arrays_of(training.model), state["parameters"]
         _compare("shapes of ", _shapes(parameters), _shapes(saved))
         epoch, done, order, total_loss, *count = state["place"]
         (total_count,) = count or [float(done)]  # an older selfattn counted items

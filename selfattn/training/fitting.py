@@ -10,6 +10,7 @@ from typing import Any
 from selfattn._check import check_number, check_rows, check_size
 from selfattn._extras import import_extra
 from selfattn.nn import init
+from selfattn.nn.module import arrays_of
 from selfattn.nn.proxy_task import ProxyTask
 from selfattn.optim import Adam, AdamW, Optimizer
 from selfattn.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -364,10 +365,12 @@ def _triplets(task: Any, name: str, triplets: Any, batch_size: int, shuffle: boo
 def _checked_optimizer(
     model: Any, optimizer: Optimizer | None, lr: float | None, kind: type[Adam], rate: float
 ) -> Optimizer:
-    parameters = model.parameters()
+    parameters = arrays_of(model)
     lr = None if lr is None else check_number("lr", lr)
     if optimizer is None:
         return kind(parameters, lr=rate if lr is None else lr)
+    if hasattr(optimizer, "for_arrays"):  # one of selfattn.tape
+        optimizer = optimizer.for_arrays(parameters)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be one of selfattn.optim, not {type(optimizer).__name__}")
     rates = [group["lr"] for group in optimizer.param_groups]

@@ -15,7 +15,7 @@ import numpy as np
 
 from selfattn._interrupt import DelayedInterrupt
 from selfattn.functional._products import widened
-from selfattn.nn.module import Gradients, Module, add_gradients
+from selfattn.nn.module import Gradients, Module, add_gradients, arrays_of
 from selfattn.optim import clip_grad_norm_
 from selfattn.training import checkpoint as checkpoints
 from selfattn.training.progress import Progress
@@ -48,7 +48,7 @@ class Training(TrainingState):
                 if stop:
                     break
         for name, array in (self.best or {}).items():
-            self.model.parameters()[name][...] = array
+            arrays_of(self.model)[name][...] = array
         if interrupt.requested:
             raise Interrupted(self.history)
 
@@ -146,7 +146,7 @@ class Training(TrainingState):
         with evaluation_mode(self.model):
             score = float(self.evaluator(self.model))
         if score > max((own for _, own in self.history.evaluations), default=-math.inf):
-            self.best = {name: array.copy() for name, array in self.model.parameters().items()}
+            self.best = {name: array.copy() for name, array in arrays_of(self.model).items()}
         self.history.evaluations.append((number, score))
         return score
 

@@ -90,7 +90,7 @@ def _install() -> None:
     for name, op in TABLE.items():
         if "m" in op.places:
             method = getattr(op, "method", None) or called(op)
-            setattr(Tensor, name if name != "type_" else "type", method)
+            setattr(Tensor, name, method)
         if "i" in op.places:
             setattr(Tensor, f"{name}_", in_place(op))  # type: ignore[arg-type]
     for alias, name in ALIASES.items():

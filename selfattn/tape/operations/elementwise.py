@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from selfattn import _core
-from selfattn.tape.operations.table import Array, composite, fit, operation, quiet
+from selfattn.tape.operations.table import TABLE, Array, composite, fit, operation, quiet
+from selfattn.tape.tensors import Tensor
 
 # ---------------------------------------------------------------------------------------------------------- arithmetic
 
@@ -45,20 +46,23 @@ def true_divide(input: Any, other: Any) -> Any:
     )
 
 
-@operation("", 2, promotes="same")
+@operation("", 2, promotes="same", label="Div")
 @quiet
-def truncated_division(input: Any, other: Any) -> Any:
-    """Return input / other, rounded to an integer towards 0."""
-    return np.trunc(np.true_divide(input, other)).astype(np.result_type(input, other)), None
+def rounded_division(input: Any, other: Any, floor: bool) -> Any:
+    """Return input / other, rounded to an integer, whose gradient is 0."""
+    y = np.floor_divide(input, other) if floor else np.trunc(np.true_divide(input, other))
+    kind = np.result_type(input, other)
+    return np.asarray(y).astype(kind), (lambda dy: np.zeros_like(input), lambda dy: np.zeros_like(other))
 
 
 @composite("tmi")
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """Return input / other, perhaps rounded to an integer by "floor" or "trunc"."""
-    if rounding_mode not in (None, "floor", "trunc"):
+    if rounding_mode is None:
+        return true_divide(input, other)
+    if rounding_mode not in ("floor", "trunc"):
         raise ValueError(f"rounding_mode must be None, 'floor' or 'trunc', not {rounding_mode!r}")
-    rounded = {None: true_divide, "floor": floor_divide, "trunc": truncated_division}
-    return rounded[rounding_mode](input, other)
+    return rounded_division(input, other, rounding_mode == "floor")
 
 
 @operation("tmi", 2, promotes="same")
@@ -135,8 +139,19 @@ _two("minimum", np.minimum, np.less)
 # ----------------------------------------------------------------------------------------------------------- functions
 
 
-def _function(name: str, numpy: Any, slope: Any, keeps: str, places: str = "tmi", label: str | None = None) -> None:
-    """Add a function of one number; ``slope(x, y)`` is its derivative, ``keeps`` which of x (0) and y (o) it needs."""
+def _function(
+    name: str,
+    numpy: Any,
+    slope: Any,
+    keeps: str,
+    places: str = "tmi",
+    label: str | None = None,
+    floats: bool = True,
+) -> None:
+    """Add a function of one number; ``slope(x, y)`` is its derivative, ``keeps`` which of x (0) and y (o) it needs.
+
+    With ``floats`` integers are converted to floats.
+    """
 
     @quiet
     def rule(input: Array) -> Any:
@@ -144,7 +159,7 @@ def _function(name: str, numpy: Any, slope: Any, keeps: str, places: str = "tmi"
         return y, (lambda dy: dy * slope(input, y),)
 
     rule.__name__, rule.__doc__ = name, f"Return {name} of each number."
-    operation(places, promotes="float", keeps=(keeps,), label=label)(rule)
+    operation(places, promotes="float" if floats else "", keeps=(keeps,), label=label)(rule)
 
 
 def logistic(x: Array) -> Array:
@@ -176,7 +191,7 @@ _function("log10", np.log10, lambda x, y: 1 / (x * x.dtype.type(math.log(10))), 
 _function("log1p", np.log1p, lambda x, y: 1 / (1 + x), "0", label="Log1PBackward0")
 _function("sqrt", np.sqrt, lambda x, y: 1 / (2 * y), "o")
 _function("rsqrt", lambda x: 1 / np.sqrt(x), lambda x, y: y * y * y / -2, "o")
-_function("square", np.square, lambda x, y: 2 * x, "0", label="Pow")
+_function("square", lambda x: x * x if x.dtype != bool else x.astype(np.int64), lambda x, y: 2 * x, "0", label="Pow", floats=False)
 _function("reciprocal", lambda x: 1 / x, lambda x, y: -y * y, "o")
 _function("sin", np.sin, lambda x, y: np.cos(x), "0")
 _function("cos", np.cos, lambda x, y: -np.sin(x), "0")
@@ -189,7 +204,7 @@ _function("tanh", np.tanh, lambda x, y: 1 - y * y, "o", "tmif")
 _function("sigmoid", logistic, lambda x, y: y * (1 - y), "o", "tmif")
 
 for _name, _numpy in {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "sign": np.sign}.items():
-    _function(_name, _numpy, lambda x, y: np.zeros_like(x), "0")
+    _function(_name, _numpy, lambda x, y: np.zeros_like(x), "", floats=False)
 
 
 @operation("tmi")
@@ -198,15 +213,26 @@ def round(input: Array, *, decimals: int = 0) -> Any:  # noqa: A001
     return np.round(input, decimals), (np.zeros_like,)
 
 
-@operation("tmi", keeps=("0",))
-def clamp(input: Array, min: Any = None, max: Any = None) -> Any:  # noqa: A002
-    """Keep numbers between two bounds."""
-    low, high = (None if b is None else getattr(b, "_array", b) for b in (min, max))
-    if low is None and high is None:
-        raise ValueError("at least one of min and max is needed")
+@operation("", keeps=("0",), label="Clamp")
+def _clamp(input: Array, low: Any, high: Any) -> Any:
     y = np.clip(input, low, high).astype(input.dtype, copy=False)
     inside = (True if low is None else input >= low) & (True if high is None else input <= high)
     return y, (lambda dy: dy * inside,)
+
+
+@composite("tmi")
+def clamp(input: Any, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+    """Keep numbers between two bounds, which are numbers or tensors."""
+    if min is None and max is None:
+        raise ValueError("clamp(): at least one of min and max is needed")
+    if not isinstance(min, Tensor) and not isinstance(max, Tensor):
+        if input.is_floating_point() or not any(isinstance(bound, float) for bound in (min, max)):
+            return _clamp(input, min, max)
+        return _clamp(input.float(), min, max)
+    where: Any = TABLE["where"].function  # type: ignore[union-attr]
+    if min is not None:
+        input = where(input < min, min, input)
+    return input if max is None else where(input > max, max, input)
 
 
 # --------------------------------------------------------------------------------------------------------- comparisons
@@ -340,7 +366,7 @@ def leaky_relu(input: Array, negative_slope: float = 0.01) -> Any:
 @operation("f", 2, keeps=("01", "0"), label="PreluKernel")
 def prelu(input: Array, weight: Array) -> Any:
     """Return x where it is above 0, else weight·x; weight has one number, or one for each index of axis 1."""
-    per = weight if weight.size == 1 else weight.reshape(-1, *(1,) * (input.ndim - 2))
+    per = weight.reshape(()) if weight.size == 1 else weight.reshape(-1, *(1,) * (input.ndim - 2))
     return np.where(input > 0, input, per * input), (
         lambda dy: dy * np.where(input > 0, input.dtype.type(1), per),
         lambda dy: fit(dy * np.minimum(input, 0), per).reshape(weight.shape),

@@ -123,6 +123,13 @@ def _one(x: Any) -> Any:
     return x._array if isinstance(x, Tensor) else x
 
 
+def _constant(x: Any, loss: str) -> Any:
+    """Return the array of a tensor that has no gradient here."""
+    if isinstance(x, Tensor) and x.requires_grad:
+        raise NotImplementedError(f"{loss}: target has no gradient here; give target.detach()")
+    return _one(x)
+
+
 def _reduction(reduction: str) -> str:
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not a valid value for reduction; it is 'none', 'mean' or 'sum'")
@@ -144,7 +151,7 @@ def cross_entropy(
     loss = layers.CrossEntropyLoss(
         weight=_one(weight), ignore_index=ignore_index, reduction=kind, label_smoothing=label_smoothing
     )
-    return _cross_entropy(input, _one(target), loss)
+    return _cross_entropy(input, _constant(target, "cross_entropy"), loss)
 
 
 @composite("f")
@@ -181,6 +188,8 @@ def l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Any:
 @composite("f")
 def smooth_l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", beta: float = 1.0) -> Any:
     """Return squared differences below beta, and absolute ones above it."""
+    if beta == 0:
+        return l1_loss(input, target, reduction=reduction)
     far = (input - target).abs()  # type: ignore[operator]
     near = far < beta
     return _reduced(TABLE["where"].function(near, far * far * (0.5 / beta), far - 0.5 * beta), reduction)  # type: ignore[union-attr]
@@ -207,7 +216,7 @@ def binary_cross_entropy_with_logits(
     kind: Any = _reduction(reduction)
     return _with_logits(
         input,
-        _one(target),
+        _constant(target, "binary_cross_entropy_with_logits"),
         layers.BCEWithLogitsLoss(weight=_one(weight), reduction=kind, pos_weight=_one(pos_weight)),
     )
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from selfattn.functional._products import as_rows, linear_backward
 from selfattn.functional._products import linear as core_linear
-from selfattn.functional._products import linear_backward
 from selfattn.tape.operations.table import Array, composite, fit, operation
 from selfattn.tape.tensors import Tensor
 
@@ -15,7 +15,7 @@ from selfattn.tape.tensors import Tensor
 def _product(x: Array, y: Array) -> Array:
     """Return x @ y; rows of all leading axes are one matrix where y has two axes."""
     if y.ndim == 2 and x.ndim > 2:
-        found: Array = (x.reshape(-1, x.shape[-1]) @ y).reshape(*x.shape[:-1], y.shape[-1])
+        found: Array = (as_rows(x) @ y).reshape(*x.shape[:-1], y.shape[-1])
         return found
     return np.asarray(np.matmul(x, y))
 
@@ -33,9 +33,9 @@ def _of_right(dy: Array, x: Array, y: Array) -> Array:
         outer = np.expand_dims(x, -1) * np.expand_dims(dy, -2) if y.ndim > 1 else dy * x
         return fit(outer, y)
     if y.ndim == 1:
-        return np.matmul(x.reshape(-1, x.shape[-1]).T, dy.reshape(-1))
+        return np.matmul(as_rows(x).T, dy.reshape(-1))
     if y.ndim == 2:
-        return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+        return as_rows(x).T @ as_rows(dy)
     return fit(np.matmul(x.swapaxes(-1, -2), dy), y)
 
 
@@ -165,5 +165,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 @composite("tf")
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Any:
     """Return the cosine of the angle between vectors along an axis."""
+    shape = np.broadcast_shapes(x1._array.shape, x2._array.shape)
+    x1, x2 = x1.expand(shape), x2.expand(shape)  # type: ignore[attr-defined]
     a, b = (x.norm(2, dim, keepdim=True).clamp(min=eps) for x in (x1, x2))  # type: ignore[attr-defined]
     return ((x1 / a) * (x2 / b)).sum(dim)  # type: ignore[operator]

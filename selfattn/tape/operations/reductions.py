@@ -72,6 +72,8 @@ def var(
     input: Array, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None
 ) -> Any:
     """Return the variance over one axis, several, or all, with n − 1 in its denominator if it is unbiased."""
+    if isinstance(dim, bool):  # unbiased, in the place of dim
+        dim, unbiased = None, dim
     axes = axes_of(input, dim)
     n = _counted(input, axes)
     less = int(unbiased) if correction is None else correction
@@ -113,12 +115,14 @@ def _rest(x: Array, axes: tuple[int, ...]) -> list[int]:
 def cumsum(input: Array, dim: int, *, dtype: dtype | None = None) -> Any:
     """Return the sums of the numbers up to each place of an axis."""
     kind = input.dtype
+    if input.ndim == 0:
+        return in_kind(input, dtype).copy(), (lambda dy: dy.astype(kind),)
     return np.cumsum(in_kind(input, dtype), axis=dim), (
         lambda dy: np.flip(np.cumsum(np.flip(dy, dim), axis=dim), dim).astype(kind, copy=False),
     )
 
 
-@operation("tm", keeps=("0",))
+@operation("tm", keeps=("0",), promotes="float")
 @quiet
 def logsumexp(input: Array, dim: Dim, keepdim: bool = False) -> Any:
     """Return log(sum(exp(input))), without overflow."""
@@ -135,6 +139,8 @@ def logsumexp(input: Array, dim: Dim, keepdim: bool = False) -> Any:
 
 def _chosen(x: Array, index: Array, dim: int, keepdim: bool) -> Any:
     """Return the numbers at an index of each slice along an axis, the index, and the gradient."""
+    if x.ndim == 0:
+        return (x.copy(), np.zeros((), np.int64)), (lambda dy: dy,)
     at = np.expand_dims(index, dim)
     values = np.take_along_axis(x, at, dim)
 
@@ -152,7 +158,7 @@ def _extreme(name: str, numpy: Any, arg: Any, of_two: str) -> None:
     """Add max or min: of all numbers, of an axis with the places, or of two tensors."""
 
     def along(input: Array, dim: int, keepdim: bool = False) -> Any:
-        return _chosen(input, arg(input, axis=dim), dim, keepdim)
+        return _chosen(input, arg(input, axis=dim) if input.ndim else input, dim, keepdim)
 
     def whole(input: Array) -> Any:
         y = numpy(input)
@@ -267,8 +273,10 @@ def bincount(input: Array, weights: Any = None, minlength: int = 0) -> Any:
 def norm(input: Tensor, p: Any = "fro", dim: Dim = None, keepdim: bool = False) -> Any:
     """Return the p-norm over axes; "fro" is 2."""
     power = 2.0 if p in ("fro", None) else float(p)
-    if power == math.inf:
-        return input.abs().amax(dim, keepdim)  # type: ignore[attr-defined]
+    if abs(power) == math.inf:
+        return getattr(input.abs(), "amax" if power > 0 else "amin")(dim, keepdim)  # type: ignore[attr-defined]
+    if power == 0:
+        return (input != 0).to(input.dtype).sum(dim, keepdim)  # type: ignore[attr-defined]
     if power == 2:
         return two_norm(input, dim, keepdim)
     return (input.abs() ** power).sum(dim, keepdim) ** (1 / power)  # type: ignore[attr-defined]
@@ -292,7 +300,7 @@ def softmax(input: Array, dim: int = -1, _stacklevel: int = 3, dtype: dtype | No
     """Return exp(input) / sum(exp(input)) along an axis."""
     x, kind = in_kind(input, dtype), input.dtype
     if x.ndim == 0:
-        return np.ones_like(x), (np.zeros_like,)
+        return np.ones_like(x), (lambda dy: np.zeros_like(input),)
     return _core.softmax(x, dim), (lambda dy: _core._softmax_backward(x, dy, dim).astype(kind, copy=False),)
 
 
@@ -301,7 +309,7 @@ def log_softmax(input: Array, dim: int = -1, _stacklevel: int = 3, dtype: dtype 
     """Return the log of softmax, accurate where softmax underflows."""
     x, kind = in_kind(input, dtype), input.dtype
     if x.ndim == 0:
-        return np.zeros_like(x), (np.zeros_like,)
+        return np.zeros_like(x), (lambda dy: np.zeros_like(input),)
     return _core.log_softmax(x, dim), (
         lambda dy: _core._log_softmax_backward(x, dy, dim).astype(kind, copy=False),
     )

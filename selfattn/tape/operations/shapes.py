@@ -36,6 +36,8 @@ def sizes_of(sizes: tuple[Any, ...]) -> tuple[int, ...]:
 @operation("tm", view=True)
 def transpose(input: Array, dim0: int, dim1: int) -> Any:
     """Swap two axes."""
+    if input.ndim == 0 and {dim0, dim1} <= {0, -1}:
+        return (lambda x: x[...]), (lambda dy: dy,)
     return (lambda x: x.swapaxes(dim0, dim1)), (lambda dy: dy.swapaxes(dim0, dim1),)
 
 
@@ -422,74 +424,117 @@ def _integers(index: Any, name: str) -> Array:
     return array
 
 
+def _at_least_one_axis(x: Array) -> Array:
+    """Return an array; a number as an array of one element, as PyTorch treats it where an axis is named."""
+    return x if x.ndim else x.reshape(1)
+
+
 @operation("tm")
 def index_select(input: Array, dim: int, index: Any) -> Any:
     """Return the slices of an axis at some places."""
-    places = _integers(index, "index")
-    axis = dim % input.ndim
-    return np.take(input, places, axis), (
-        lambda dy: np.moveaxis(added_at(np.moveaxis(input, axis, 0), (places,), np.moveaxis(dy, axis, 0)), 0, axis),
-    )
+    places, x = _integers(index, "index").reshape(-1), _at_least_one_axis(input)
+    axis = dim % x.ndim
+
+    def back(dy: Array) -> Array:
+        dx = added_at(np.moveaxis(x, axis, 0), (places,), np.moveaxis(_at_least_one_axis(dy), axis, 0))
+        return np.moveaxis(dx, 0, axis).reshape(input.shape)
+
+    y = np.take(x, places, axis)
+    return (y if input.ndim else y.reshape(())), (back,)
+
+
+def _places(index: Array, dim: int) -> tuple[Array, ...]:
+    """Return an index of arrays: ``index`` along one axis, and each element's own place along the others."""
+    grid = list(np.ogrid[tuple(map(slice, index.shape))])
+    grid[dim % index.ndim] = index
+    return tuple(grid)
 
 
 @operation("tm")
 def gather(input: Array, dim: int, index: Any) -> Any:
     """Return the number at an index of each slice along an axis."""
-    places = _integers(index, "index")
-    region = input[tuple(slice(n) if d != dim % input.ndim else slice(None) for d, n in enumerate(places.shape))]
+    given = _integers(index, "index")
+    if given.size == 0:
+        return np.zeros(given.shape, input.dtype), (lambda dy: np.zeros_like(input, dy.dtype),)
+    x, at = _at_least_one_axis(input), _places(_at_least_one_axis(given), dim)
 
     def back(dy: Array) -> Array:
-        dx = np.zeros(input.shape, dy.dtype)
-        grid = list(np.ogrid[tuple(map(slice, places.shape))])
-        grid[dim % input.ndim] = places
-        np.add.at(dx, tuple(grid), dy)
-        return dx
+        dx = np.zeros(x.shape, dy.dtype)
+        np.add.at(dx, at, _at_least_one_axis(dy))
+        return dx.reshape(input.shape)
 
-    return np.take_along_axis(region, places, dim), (back,)
+    return x[at].reshape(given.shape), (back,)
 
 
-@operation("tmi", 1, label="Scatter")
-def scatter(input: Array, dim: int, index: Any, src: Any = None, *, value: Any = None) -> Any:
+@operation("", 2, label="Scatter")
+def _scatter(input: Array, src: Any, dim: int, index: Array) -> Any:
+    x = _at_least_one_axis(input)
+    at = _places(_at_least_one_axis(index), dim)
+    part = tuple(map(slice, _at_least_one_axis(index).shape))
+    y = x.copy()
+    y[at] = _at_least_one_axis(src)[part] if isinstance(src, np.ndarray) else src
+
+    def of_input(dy: Array) -> Array:
+        dx = np.array(_at_least_one_axis(dy))
+        dx[at] = 0
+        return dx.reshape(input.shape)
+
+    def of_source(dy: Array) -> Array:
+        dx = np.zeros(_at_least_one_axis(src).shape, dy.dtype)
+        dx[part] = _at_least_one_axis(dy)[at]
+        return dx.reshape(src.shape)
+
+    return y.reshape(input.shape), (of_input, of_source)
+
+
+@composite("tm")
+def scatter(input: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None) -> Tensor:
     """Write numbers at an index of each slice along an axis."""
-    places, source = _integers(index, "index"), src if value is None else value
-    if isinstance(source, Tensor):
-        if edge_of(source) is not None:
-            raise NotImplementedError("scatter(): src has no gradient here")
-        source = source._array[tuple(map(slice, places.shape))]
-    grid: list[Any] = list(np.ogrid[tuple(map(slice, places.shape))])
-    grid[dim % input.ndim] = places
-    y = input.copy()
-    y[tuple(grid)] = source
-
-    def back(dy: Array) -> Array:
-        dx = np.array(dy)
-        dx[tuple(grid)] = 0
-        return dx
-
-    return y, (back,)
+    source = src if value is None else value
+    places = _integers(index, "index")
+    return clone(input) if places.size == 0 else _scatter(input, source, dim, places)  # type: ignore[operator, no-any-return]
 
 
-@operation("tmi")
-def index_fill(input: Array, dim: int, index: Any, value: Any) -> Any:
-    """Fill the slices of an axis at some places with a number."""
-    place = (*(slice(None),) * (dim % input.ndim), _integers(index, "index"))
-    y = input.copy()
-    y[place] = getattr(value, "_array", value)
+@composite("m")
+def scatter_(input: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None) -> Tensor:
+    """Write numbers at an index of each slice along an axis of this tensor."""
+    check_writable(input)
+    return write(input, scatter(input, dim, index, src, value=value))
 
-    def back(dy: Array) -> Array:
-        dx = np.array(dy)
+
+@operation("", 2, label="IndexFill")
+def _index_fill(input: Array, value: Any, dim: int, index: Array) -> Any:
+    x = _at_least_one_axis(input)
+    place = (*(slice(None),) * (dim % x.ndim), index)
+    y = x.copy()
+    y[place] = value
+
+    def of_input(dy: Array) -> Array:
+        dx = np.array(_at_least_one_axis(dy))
         dx[place] = 0
-        return dx
+        return dx.reshape(input.shape)
 
-    return y, (back,)
+    return y.reshape(input.shape), (of_input, lambda dy: np.sum(_at_least_one_axis(dy)[place]))
 
 
-@operation("tm")
-def nonzero(input: Array, *, as_tuple: bool = False) -> Any:
-    """Return where the numbers are not 0, a row for each."""
-    if as_tuple:
-        raise NotImplementedError("nonzero(): as_tuple=True is not here; unbind(1) of the result is the same")
-    return np.argwhere(input), None
+@composite("tm")
+def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """Fill the slices of an axis at some places with a number."""
+    return _index_fill(input, value, dim, np.unique(_integers(index, "index")))
+
+
+@composite("m")
+def index_fill_(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """Fill the slices of an axis of this tensor at some places with a number."""
+    check_writable(input)
+    return write(input, index_fill(input, dim, index, value))
+
+
+@composite("tm")
+def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
+    """Return where the numbers are not 0: a row for each, or a tensor for each axis."""
+    found = np.argwhere(input._array)
+    return tuple(map(wrap, _at_least_one_axis(input._array).nonzero())) if as_tuple else wrap(found)
 
 
 @operation("tm")
@@ -570,7 +615,7 @@ def repeat(input: Tensor, *sizes: Any) -> Tensor:
 
 
 @operation("tm")
-def repeat_interleave(input: Array, repeats: Any, dim: int | None = None) -> Any:
+def repeat_interleave(input: Array, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
     """Repeat each slice of an axis, or each number."""
     counts = as_tensor_array(repeats) if isinstance(repeats, Tensor) else repeats
     x = input.reshape(-1) if dim is None else input
@@ -668,11 +713,16 @@ def _where_method(input: Tensor, condition: Tensor, other: Any) -> Any:
 TABLE["where"].method = TABLE.pop("where_method").function  # type: ignore[union-attr]
 
 
-@operation("tm")
-def masked_select(input: Array, mask: Any) -> Any:
-    """Return the numbers where the mask is True."""
-    where = np.broadcast_to(as_tensor_array(mask), input.shape)
+@operation("", label="MaskedSelect")
+def _masked_select(input: Array, where: Array) -> Any:
     return input[where], (lambda dy: added_at(input, (where,), dy),)
+
+
+@composite("tm")
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """Return the numbers where the mask is True."""
+    shape = np.broadcast_shapes(input._array.shape, mask._array.shape)
+    return _masked_select(_expand(input, shape), np.broadcast_to(mask._array, shape))
 
 
 def _triangle(name: str, numpy: Callable[..., Array], words: str) -> None:
@@ -764,7 +814,7 @@ def to(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 @composite("m")
-def type_(input: Tensor, dtype: Any = None) -> Any:
+def _type(input: Tensor, dtype: Any = None) -> Any:
     """Return the tensor in another dtype, or without one the name of its kind of tensor."""
     if dtype is None:
         return next(f"torch.{name}" for name, kind in KINDS.items() if kind is input.dtype)
@@ -778,7 +828,7 @@ def type_as(input: Tensor, other: Tensor) -> Tensor:
 
 
 def _conversion(name: str, kind: str) -> None:
-    def convert(input: Tensor) -> Tensor:
+    def convert(input: Tensor, memory_format: Any = None) -> Tensor:
         return to(input, DTYPES[kind])
 
     convert.__name__, convert.__doc__ = name, f"Return the tensor in {kind}."

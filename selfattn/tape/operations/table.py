@@ -38,7 +38,7 @@ class Operation:
 
     def __init__(self, rule: Rule, places: str, inputs: int, **settings: Any) -> None:
         self.rule, self.places, self.inputs = rule, places, inputs
-        self.name: str = rule.__name__.strip("_")
+        self.name: str = rule.__name__.lstrip("_")
         # The label of its nodes, or a function from its arrays and options to the label.
         self.label: Any = settings.pop("label", None) or "".join(map(str.capitalize, self.name.split("_")))
         self.keeps: tuple[str, ...] = settings.pop("keeps", ())  # for each input: what its gradient needs
@@ -256,7 +256,7 @@ def operation(places: str, inputs: int = 1, **settings: Any) -> Callable[[Rule],
     """Make a rule an operation of the table."""
 
     def made(rule: Rule) -> Operation:
-        found = TABLE[rule.__name__.strip("_")] = Operation(rule, places, inputs, **settings)
+        found = TABLE[rule.__name__.lstrip("_")] = Operation(rule, places, inputs, **settings)
         return found
 
     return made
@@ -272,14 +272,14 @@ class Composite:
     """
 
     def __init__(self, function: Callable[..., Any], places: str) -> None:
-        self.function, self.places, self.name = function, places, function.__name__.strip("_")
+        self.function, self.places, self.name = function, places, function.__name__.lstrip("_")
 
 
 def composite(places: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function of tensors an operation of the table."""
 
     def made(function: Callable[..., Any]) -> Callable[..., Any]:
-        TABLE[function.__name__.strip("_")] = Composite(function, places)
+        TABLE[function.__name__.lstrip("_")] = Composite(function, places)
         return function
 
     return made

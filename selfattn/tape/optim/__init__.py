@@ -116,14 +116,31 @@ class _InC(Optimizer):
         super().__init__(params, defaults)
         self._make()
 
-    def _make(self) -> None:
-        """Make the optimiser of arrays, in which a parameter's name is its number."""
-        numbers = iter(range(len(self._numbered())))
+    def _make(self, names: Mapping[int, str] | None = None) -> None:
+        """Make the optimiser of arrays, in which a parameter has a name by its array, or its number."""
+        params = self._numbered()
+        self._names = {id(p): str(n) if names is None else names[id(p._array)] for n, p in enumerate(params)}
         groups = [
-            {**self._options(group), "params": {str(next(numbers)): p._array for p in group["params"]}}
+            {**self._options(group), "params": {self._names[id(p)]: p._array for p in group["params"]}}
             for group in self.param_groups
         ]
         self._inner: Any = self._kind(groups)  # type: ignore[call-arg]
+
+    def for_arrays(self, arrays: Mapping[str, Any]) -> Any:
+        """Return the optimiser of :mod:`selfattn.optim` that moves the same memory, by the names of arrays.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            The parameters of a module, as the array side sees them.
+        """
+        names = {id(array): name for name, array in arrays.items()}
+        if any(id(p._array) not in names for p in self._numbered()):
+            raise ValueError("optimizer must be made of the parameters() of this model; it moves other arrays")
+        states = dict(self._states())
+        self._make(names)
+        self._set_states(states)
+        return self._inner
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters."""
@@ -153,8 +170,8 @@ class _InC(Optimizer):
         for group, own in zip(self.param_groups, inner.param_groups, strict=True):
             own.update(self._options(group))
         moved = {}
-        for n, p in enumerate(params):
-            name = str(n)
+        for p in params:
+            name = self._names[id(p)]
             if inner.params[name] is not p._array:  # p.data was set
                 inner.params[name] = p._array
                 for group in inner.param_groups:
@@ -164,24 +181,25 @@ class _InC(Optimizer):
                 moved[name] = p._grad._array
         if moved:
             inner.step(moved)
-        for n, p in enumerate(params):
-            if str(n) in moved:
+        for p in params:
+            if p._grad is not None:
                 p._versions[0] += 1
         self.stepped = True
         return loss
 
     def _states(self) -> Mapping[Any, dict[str, Any]]:
-        state, params = self._inner.state_dict()["state"], self._numbered()
+        state = self._inner.state_dict()["state"]
         return {
-            params[int(name)]: {key: _saved(key, value) for key, value in own.items()} for name, own in state.items()
+            p: {key: _saved(key, value) for key, value in state.get(self._names[id(p)], {}).items()}
+            for p in self._numbered()
         }
 
     def _set_states(self, states: dict[Any, dict[str, Any]]) -> None:
-        numbers = {id(p): str(n) for n, p in enumerate(self._numbered())}
         saved = self._inner.state_dict()
         saved["state"] = {
-            numbers[id(p)]: {key: int(value) if key == "step" else np.asarray(value) for key, value in own.items()}
+            self._names[id(p)]: {k: int(value) if k == "step" else np.asarray(value) for k, value in own.items()}
             for p, own in states.items()
+            if own
         }
         for own, group in zip(saved["param_groups"], self.param_groups, strict=True):
             own.update(self._options(group))
