@@ -59,8 +59,8 @@ from selfattn.tape.tensors import (
 )
 
 globals().update(operations.named("t"))
-bool, half, float, double = dtypes.bool_, float16, float32, float64  # noqa: A001
-short, int, long = int16, int32, int64  # noqa: A001
+bool, half, float, double = dtypes.bool_, float16, float32, float64
+short, int, long = int16, int32, int64
 inf, nan, pi, e = _math.inf, _math.nan, _math.pi, _math.e
 strided, contiguous_format, preserve_format, channels_last = (
     "strided",
@@ -71,15 +71,52 @@ strided, contiguous_format, preserve_format, channels_last = (
 __version__ = "2.13.0+selfattn"  # the version of PyTorch whose behaviour this is
 result_type = result_dtype
 
+__all__ = [
+    "Generator",
+    "Size",
+    "Tensor",
+    "autograd",
+    "backends",
+    "bfloat16",
+    "cuda",
+    "device",
+    "dtype",
+    "enable_grad",
+    "finfo",
+    "get_default_dtype",
+    "get_rng_state",
+    "iinfo",
+    "inference_mode",
+    "initial_seed",
+    "int8",
+    "is_grad_enabled",
+    "load",
+    "manual_seed",
+    "mps",
+    "nn",
+    "no_grad",
+    "optim",
+    "save",
+    "seed",
+    "set_default_dtype",
+    "set_grad_enabled",
+    "set_printoptions",
+    "set_rng_state",
+    "uint8",
+    "utils",
+]
 
-def allclose(input: Tensor, other: Tensor, rtol: _Any = 1e-5, atol: _Any = 1e-8, equal_nan: _Any = False) -> _Any:
+
+def allclose(
+    input: Tensor, other: Tensor, rtol: _Any = 1e-5, atol: _Any = 1e-8, equal_nan: _Any = False
+) -> _Any:
     """Return whether all numbers are close; see :func:`isclose`."""
-    return input.isclose(other, rtol, atol, equal_nan).all().item()  # type: ignore[attr-defined]
+    return input.isclose(other, rtol, atol, equal_nan).all().item()
 
 
 def equal(input: Tensor, other: Tensor) -> _Any:
     """Return whether two tensors have the same shape and numbers."""
-    return input.shape == other.shape and (input == other).all().item()  # type: ignore[attr-defined]
+    return input.shape == other.shape and input.eq(other).all().item()
 
 
 def numel(input: Tensor) -> _Any:
@@ -92,7 +129,8 @@ def is_floating_point(input: Tensor) -> _Any:
     return input.is_floating_point()
 
 
-Tensor.allclose, Tensor.equal = allclose, equal  # type: ignore[attr-defined]
+setattr(Tensor, "allclose", allclose)  # noqa: B010
+setattr(Tensor, "equal", equal)  # noqa: B010
 
 
 class _KindOfTensor(type):
@@ -104,7 +142,7 @@ class _KindOfTensor(type):
         return isinstance(instance, Tensor) and instance.dtype is cls.dtype
 
     def __call__(cls, *data: _Any) -> _Any:
-        return Tensor(*data).to(cls.dtype)  # type: ignore[attr-defined]
+        return Tensor(*data).to(cls.dtype)
 
 
 globals().update({name: _KindOfTensor(name, (), {"dtype": kind}) for name, kind in dtypes.KINDS.items()})

@@ -11,7 +11,7 @@ from selfattn.tape.operations import shapes
 from selfattn.tape.tensors import Tensor
 
 
-class TapeBackend(AbstractBackend):  # type: ignore[misc]
+class TapeBackend(AbstractBackend):
     """What einops calls of a framework."""
 
     framework_name = "selfattn.tape"

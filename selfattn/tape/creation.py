@@ -10,7 +10,8 @@ import numpy as np
 
 from selfattn._check import Array
 from selfattn.random import TorchGenerator
-from selfattn.tape.dtypes import as_dtype, device as check_device, dtype, dtype_of, get_default_dtype
+from selfattn.tape.dtypes import as_dtype, dtype, dtype_of, get_default_dtype
+from selfattn.tape.dtypes import device as check_device
 from selfattn.tape.generator import default_generator
 from selfattn.tape.operations.shapes import sizes_of
 from selfattn.tape.tensors import Parameter, Tensor, as_tensor_array, values_of, wrap
@@ -29,7 +30,9 @@ def _kind(kind: dtype | None) -> np.dtype[Any]:
     return (get_default_dtype() if kind is None else as_dtype(kind)).numpy
 
 
-def tensor(data: Any, *, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def tensor(
+    data: Any, *, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Make a tensor of numbers, nested lists or an array, which is copied.
 
     Parameters
@@ -73,7 +76,7 @@ def _has_tensors(data: Any) -> bool:
 def as_tensor(data: Any, dtype: dtype | None = None, device: Any = None) -> Tensor:
     """Make a tensor of data: the data's own memory, if it is a tensor or an array of that dtype."""
     if isinstance(data, Tensor):
-        return data if dtype is None else data.to(dtype)  # type: ignore[attr-defined, no-any-return]
+        return data if dtype is None else data.to(dtype)
     if isinstance(data, np.ndarray) and (dtype is None or data.dtype == as_dtype(dtype).numpy):
         return from_numpy(data)
     return tensor(data, dtype=dtype, device=device)
@@ -92,7 +95,9 @@ def is_tensor(obj: Any) -> bool:
     return isinstance(obj, Tensor)
 
 
-def _filled(name: str, number: float) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
+def _filled(
+    name: str, number: float
+) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
     """Return a function of sizes that fills a tensor, one of another tensor, and a method."""
 
     def sized(
@@ -103,7 +108,9 @@ def _filled(name: str, number: float) -> tuple[Callable[..., Tensor], Callable[.
         return _made(np.full(sizes_of(size), number, _kind(dtype)), requires_grad, device)
 
     def like(input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-        return sized(input._array.shape, dtype=dtype or input.dtype, device=device, requires_grad=requires_grad)
+        return sized(
+            input._array.shape, dtype=dtype or input.dtype, device=device, requires_grad=requires_grad
+        )
 
     def method(self: Tensor, *size: Any, dtype: Any = None, **options: Any) -> Tensor:
         return sized(*size, dtype=dtype or self.dtype, **options)
@@ -123,7 +130,9 @@ ones, ones_like, _new_ones = _filled("ones", 1)
 empty, empty_like, _new_empty = _filled("empty", 0)
 
 
-def full(size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def full(
+    size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Make a tensor that is filled with a number, in the number's dtype."""
     number = fill_value.item() if isinstance(fill_value, Tensor) else fill_value
     kind = np.asarray(number).dtype if dtype is None else _kind(dtype)
@@ -140,16 +149,26 @@ def _new_tensor(self: Tensor, data: Any, *, dtype: Any = None, **options: Any) -
     return tensor(data, dtype=dtype or self.dtype, **options)
 
 
-def eye(n: int, m: int | None = None, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def eye(
+    n: int, m: int | None = None, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Make a matrix with ones on its diagonal."""
     return _made(np.eye(n, m, dtype=_kind(dtype)), requires_grad, device)
 
 
-def arange(*bounds: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **named: Any) -> Tensor:
+def arange(
+    *bounds: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **named: Any
+) -> Tensor:
     """Make the numbers from start (0) to end, which is left out, by step (1)."""
-    bounds = tuple(b.item() if isinstance(b, Tensor) else b for b in (*bounds, *map(named.get, ("start", "end", "step"))) if b is not None)
+    bounds = tuple(
+        b.item() if isinstance(b, Tensor) else b
+        for b in (*bounds, *map(named.get, ("start", "end", "step")))
+        if b is not None
+    )
     if not 1 <= len(bounds) <= 3:
-        raise TypeError(f"arange() takes end, start and end, or start, end and step, not {len(bounds)} numbers")
+        raise TypeError(
+            f"arange() takes end, start and end, or start, end and step, not {len(bounds)} numbers"
+        )
     start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     if step == 0 or (end - start) * step < 0:
         raise RuntimeError(f"upper bound and lower bound inconsistent with step sign: {start}, {end}, {step}")
@@ -159,7 +178,15 @@ def arange(*bounds: Any, dtype: Any = None, device: Any = None, requires_grad: b
     return _made((start + np.arange(n) * step).astype(kind), requires_grad, device)
 
 
-def linspace(start: float, end: float, steps: int, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def linspace(
+    start: float,
+    end: float,
+    steps: int,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Make numbers at equal distances from start to end, both included."""
     return _made(np.linspace(float(start), float(end), steps).astype(_kind(dtype)), requires_grad, device)
 
@@ -177,14 +204,18 @@ def _drawn(kind: np.dtype[Any], draw: Callable[[np.dtype[Any]], Array]) -> Array
     return draw(kind) if kind.itemsize > 2 else draw(np.dtype(np.float32)).astype(kind)
 
 
-def rand(*size: Any, generator: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def rand(
+    *size: Any, generator: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Draw from U[0, 1): PyTorch's numbers, to the bit."""
     shape = sizes_of(size)
     array = _drawn(_kind(dtype), lambda kind: source(generator).random(shape, kind))
     return _made(array, requires_grad, device)
 
 
-def randn(*size: Any, generator: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def randn(
+    *size: Any, generator: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Draw from the standard normal distribution: PyTorch's numbers, to the last bits."""
     array = source(generator).standard_normal(sizes_of(size), _kind(dtype))
     return _made(array, requires_grad, device)
@@ -206,11 +237,22 @@ def normal(mean: Any, std: Any = 1.0, size: Any = None, *, generator: Any = None
         return _made(source(generator).normal(float(mean), float(std), sizes_of((size,)), _kind(None)))
     m, s = (as_tensor_array(x) for x in (mean, std))
     shape = np.broadcast_shapes(m.shape, s.shape)
-    drawn = source(generator).standard_normal(shape, np.result_type(m, s) if "f" in (m.dtype.kind + s.dtype.kind) else _kind(None))
+    drawn = source(generator).standard_normal(
+        shape, np.result_type(m, s) if "f" in (m.dtype.kind + s.dtype.kind) else _kind(None)
+    )
     return _made(np.asarray(drawn * s + m, drawn.dtype))
 
 
-def randint(low: int, high: Any = None, size: Any = None, *, generator: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def randint(
+    low: int,
+    high: Any = None,
+    size: Any = None,
+    *,
+    generator: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Draw integers from low (0) to high, which is left out: PyTorch's numbers."""
     if size is None:
         low, high, size = 0, low, high
@@ -227,7 +269,9 @@ def randint_like(input: Tensor, low: int, high: int | None = None, *, dtype: Any
 
 def randperm(n: int, *, generator: Any = None, dtype: Any = None, device: Any = None) -> Tensor:
     """Draw an order of the integers 0 … n − 1: PyTorch's."""
-    return _made(source(generator).randperm(n).astype(np.int64 if dtype is None else _kind(dtype)), False, device)
+    return _made(
+        source(generator).randperm(n).astype(np.int64 if dtype is None else _kind(dtype)), False, device
+    )
 
 
 def bernoulli(input: Tensor, p: float | None = None, *, generator: Any = None) -> Tensor:
@@ -237,7 +281,9 @@ def bernoulli(input: Tensor, p: float | None = None, *, generator: Any = None) -
     return _made(drawn.astype(input._array.dtype))
 
 
-def multinomial(input: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Tensor:
+def multinomial(
+    input: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None
+) -> Tensor:
     """Draw places with probabilities in proportion to weights, for each row; the draws are not PyTorch's.
 
     Parameters
@@ -263,7 +309,9 @@ def multinomial(input: Tensor, num_samples: int, replacement: bool = False, *, g
     if replacement or num_samples == 1:
         drawn = source(generator).random((len(rows), num_samples), np.float64)
         ends = np.cumsum(rows, -1)
-        found = np.stack([np.searchsorted(end, u * end[-1], "right") for end, u in zip(ends, drawn, strict=True)])
+        found = np.stack(
+            [np.searchsorted(end, u * end[-1], "right") for end, u in zip(ends, drawn, strict=True)]
+        )
         last = rows.shape[-1] - 1 - np.argmax(rows[:, ::-1] > 0, -1)
         found = np.minimum(found, last[:, None])
     else:  # the places with the earliest of exponential times are a sample without replacement
@@ -280,7 +328,9 @@ def _random_method(name: str, draw: Callable[..., Array]) -> Callable[..., Tenso
     def method(self: Tensor, *args: Any, generator: Any = None, **options: Any) -> Tensor:
         from selfattn.tape.operations.table import write
 
-        return write(self, wrap(np.asarray(draw(self._array, source(generator), *args, **options), self._array.dtype)))
+        return write(
+            self, wrap(np.asarray(draw(self._array, source(generator), *args, **options), self._array.dtype))
+        )
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = f"Fill the tensor with random numbers, as PyTorch's ``{name}``."
@@ -304,7 +354,9 @@ METHODS = {
     "new_ones": _new_ones,
     "new_empty": _new_empty,
     "new_tensor": _new_tensor,
-    "new_full": lambda self, size, fill_value, **options: full(size, fill_value, **{"dtype": self.dtype, **options}),
+    "new_full": lambda self, size, fill_value, **options: full(
+        size, fill_value, **{"dtype": self.dtype, **options}
+    ),
     "uniform_": _random_method("uniform_", _uniform),
     "normal_": _random_method("normal_", _normal),
     "bernoulli_": _random_method("bernoulli_", _bernoulli),

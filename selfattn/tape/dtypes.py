@@ -78,7 +78,9 @@ def dtype_of(array: Array) -> dtype:
     try:
         return DTYPES[array.dtype.name]
     except KeyError:
-        raise TypeError(f"selfattn.tape has no tensors of {array.dtype}; it has {', '.join(DTYPES)}") from None
+        raise TypeError(
+            f"selfattn.tape has no tensors of {array.dtype}; it has {', '.join(DTYPES)}"
+        ) from None
 
 
 def as_dtype(given: Any) -> dtype:
@@ -150,8 +152,6 @@ class device:  # noqa: N801 # PyTorch's name
     """A device, of which there is one: the CPU."""
 
     def __init__(self, name: Any = "cpu", index: int | None = None) -> None:
-        if isinstance(name, device):
-            name = name.type
         kind, _, number = str(name).partition(":")
         if kind != "cpu":
             raise RuntimeError(f"selfattn.tape computes on the CPU alone, not on {name!r}")

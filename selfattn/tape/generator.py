@@ -21,7 +21,7 @@ class Generator(TorchGenerator):
 
     def seed(self) -> int:
         """Restart from a drawn seed, and return it."""
-        return self.manual_seed(secrets.randbits(63)).initial_seed  # type: ignore[no-any-return]
+        return self.manual_seed(secrets.randbits(63)).initial_seed
 
 
 def default_generator() -> TorchGenerator:

@@ -40,7 +40,8 @@ def save(obj: Any, f: Any) -> None:
     arrays: list[Array] = []
     content = io.BytesIO()
     tree = json.dumps(_as_tree(obj, arrays, "obj"))
-    np.savez(content, tree=np.array(tree), **{f"{TENSOR}{n}": array for n, array in enumerate(arrays)})  # type: ignore[arg-type]
+    named: dict[str, Any] = {f"{TENSOR}{n}": array for n, array in enumerate(arrays)}
+    np.savez(content, tree=np.array(tree), **named)
     if hasattr(f, "write"):
         f.write(content.getvalue())
     else:
@@ -58,14 +59,18 @@ def _as_tree(obj: Any, arrays: list[Array], where: str) -> Any:
         return {kind: len(arrays) - 1, "dtype": obj.dtype.name, "requires_grad": obj._leaf_requires_grad}
     if isinstance(obj, Mapping):
         return {
-            PAIRS: [[_as_tree(k, arrays, where), _as_tree(v, arrays, f"{where}[{k!r}]")] for k, v in obj.items()]
+            PAIRS: [
+                [_as_tree(k, arrays, where), _as_tree(v, arrays, f"{where}[{k!r}]")] for k, v in obj.items()
+            ]
         }
     if isinstance(obj, list | tuple):
         items = [_as_tree(each, arrays, f"{where}[{n}]") for n, each in enumerate(obj)]
         return {TUPLE: items} if isinstance(obj, tuple) and not isinstance(obj, Size) else items
     if isinstance(obj, np.generic):
         return obj.item()
-    raise TypeError(f"{where} is a {type(obj).__name__}, which is not saved; save the state_dict() of modules and optimizers")
+    raise TypeError(
+        f"{where} is a {type(obj).__name__}, which is not saved; save the state_dict() of modules and optimizers"
+    )
 
 
 def load(f: Any, map_location: Any = None, *, weights_only: bool = True, mmap: bool | None = None) -> Any:
@@ -93,8 +98,8 @@ def load(f: Any, map_location: Any = None, *, weights_only: bool = True, mmap: b
             return _of_tree(tree, found)
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"{f} is not a file of selfattn.tape's save ({error}). A file of PyTorch is pickled, and is not read: save its "
-            "state_dict by safetensors, and read it by selfattn.files.load_arrays"
+            f"{f} is not a file of selfattn.tape's save ({error}). A file of PyTorch is pickled, and is not read: save "
+            "its state_dict by safetensors, and read it by selfattn.files.load_arrays"
         ) from None
 
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from operator import attrgetter
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -88,6 +88,23 @@ class Tensor:
     tensor([2., 4., 6.])
     """
 
+    if TYPE_CHECKING:  # the table of operations gives tensors their methods and operators
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def _operator(self, other: Any) -> Any: ...
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _operator
+        __pow__ = __matmul__ = __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = __eq__ = __ne__ = _operator
+
+        def __neg__(self) -> Any: ...
+
+        def __invert__(self) -> Any: ...
+
+        def __iter__(self) -> Iterator[Tensor]: ...
+
+        def __setitem__(self, key: Any, value: Any) -> None: ...
+
     _array: Array
     _versions: list[int]  # how often the memory has been written to; views share it
     _node: Node | None = None
@@ -98,7 +115,7 @@ class Tensor:
     _origin: Node | None = None  # of a view: the base's node when this view's node was made
     __array_priority__ = 1000  # NumPy's operators leave the operation to the tensor
 
-    def __new__(cls, *data: Any, **options: Any) -> Self:
+    def __new__(cls, *data: Any, **options: Any) -> Self:  # noqa: D102
         default = get_default_dtype().numpy
         if len(data) == 1 and not isinstance(data[0], int):
             array = np.array(values_of(data[0]), default)
@@ -356,7 +373,9 @@ class Tensor:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self.is_leaf:
-            raise RuntimeError("only leaves of the graph can be copied by deepcopy; take tensor.detach().clone()")
+            raise RuntimeError(
+                "only leaves of the graph can be copied by deepcopy; take tensor.detach().clone()"
+            )
         made = wrap(self._array.copy(), type(self))
         made._leaf_requires_grad = self._leaf_requires_grad
         made._grad = None if self._grad is None else wrap(self._grad._array.copy())
@@ -379,7 +398,7 @@ class Parameter(Tensor):
     requires_grad : bool, default True
     """
 
-    def __new__(cls, data: Any = None, requires_grad: bool = True) -> Self:
+    def __new__(cls, data: Any = None, requires_grad: bool = True) -> Self:  # noqa: D102
         array = np.zeros(0, get_default_dtype().numpy) if data is None else as_tensor_array(data)
         made = wrap(array, cls)
         made.requires_grad = requires_grad
@@ -389,7 +408,9 @@ class Parameter(Tensor):
         return printing.format_tensor(self._array, self.dtype.name, suffix=self._suffix(), parameter=True)
 
     def __format__(self, spec: str) -> str:
-        return printing.format_number(self._array, self.dtype.name, spec, suffix=self._suffix(), parameter=True)
+        return printing.format_number(
+            self._array, self.dtype.name, spec, suffix=self._suffix(), parameter=True
+        )
 
 
 def wrap(array: Any, cls: Any = Tensor) -> Any:
@@ -504,8 +525,8 @@ def run_backward(
     root: Node | Tensor, dy: Array, retain_graph: bool, sink: Callable[[Tensor, Array, bool], None]
 ) -> None:
     """Send a gradient back from an edge; each leaf's goes to ``sink``."""
-    if root.__class__ is not Node:
-        sink(root, dy, False)  # type: ignore[arg-type]
+    if isinstance(root, Tensor):
+        sink(root, dy, False)
         return
     order, seen, stack = [], {root}, [root]
     while stack:
@@ -593,20 +614,28 @@ def grad(
         found[id(leaf)] = found[id(leaf)] + gradient if id(leaf) in found else np.asarray(gradient)
 
     edges = [edge_of(x) for x in xs]
-    kept = {id(edge): (edge.retained, edge.retained and edge.retained._grad) for edge in edges if isinstance(edge, Node)}
+    kept = {
+        id(edge): (edge.retained, edge.retained and edge.retained._grad)
+        for edge in edges
+        if isinstance(edge, Node)
+    }
     try:
         for edge in edges:
             if edge.__class__ is Node:
-                edge.retained = wrap(np.zeros(0))  # type: ignore[union-attr]
+                edge.retained = wrap(np.zeros(0))
         for n, y in enumerate(ys):
             edge = edge_of(y)
             if edge is None:
-                raise RuntimeError(f"element {n} of tensors does not require grad and does not have a grad_fn")
+                raise RuntimeError(
+                    f"element {n} of tensors does not require grad and does not have a grad_fn"
+                )
             last = n == len(ys) - 1
-            run_backward(edge, root_gradient(y, dys[n] if n < len(dys) else None), retain_graph or not last, collect)
+            run_backward(
+                edge, root_gradient(y, dys[n] if n < len(dys) else None), retain_graph or not last, collect
+            )
         results: list[Tensor | None] = []
         for n, (x, edge) in enumerate(zip(xs, edges, strict=True)):
-            got = edge.retained._grad if isinstance(edge, Node) else None  # type: ignore[union-attr]
+            got = edge.retained and edge.retained._grad if isinstance(edge, Node) else None
             if got is None and id(x) in found:
                 got = wrap(found[id(x)])
             if got is None and not allow_unused:
@@ -648,11 +677,7 @@ class _Within:
         self._before: list[bool] = []
 
     def __new__(cls, function: Any = None) -> Any:
-        made = object.__new__(cls)
-        if function is None:
-            return made
-        made.__init__()  # type: ignore[misc] # @torch.no_grad without parentheses
-        return made(function)
+        return object.__new__(cls) if function is None else cls()(function)
 
     def __enter__(self) -> None:
         self._before.append(mode.enabled)

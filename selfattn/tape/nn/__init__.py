@@ -4,7 +4,17 @@ from typing import Any
 
 from selfattn.tape.missing import missing
 from selfattn.tape.nn import functional, init, layers, module, utils
-from selfattn.tape.nn.layers import Dropout, Embedding, Flatten, Identity, LayerNorm, LazyLinear, Linear, PReLU, RMSNorm
+from selfattn.tape.nn.layers import (
+    Dropout,
+    Embedding,
+    Flatten,
+    Identity,
+    LayerNorm,
+    LazyLinear,
+    Linear,
+    PReLU,
+    RMSNorm,
+)
 from selfattn.tape.nn.module import Module, ModuleDict, ModuleList, ParameterList, Sequential
 from selfattn.tape.tensors import Parameter
 
@@ -31,8 +41,8 @@ __all__ = [
     "init",
     "module",
     "utils",
-    *_FUNCTIONS,
 ]
+__all__ += list(_FUNCTIONS)
 
 
 def __getattr__(name: str) -> Any:

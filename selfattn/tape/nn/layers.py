@@ -39,7 +39,9 @@ class Linear(Module):
     weight: Parameter
     bias: Parameter | None
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None
+    ) -> None:
         self.in_features, self.out_features = in_features, out_features
         made = layers.Linear(in_features, out_features, bias, dtype=_kind(dtype), rng=default_generator())
         self.register_parameter("weight", _parameter(made.weight))
@@ -58,7 +60,9 @@ class Linear(Module):
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        )
 
 
 class LazyLinear(Linear):
@@ -79,7 +83,7 @@ class LazyLinear(Linear):
     def forward(self, input: Tensor) -> Any:
         """Multiply by the weight, and add the bias."""
         if self.weight is None:
-            self.__class__ = Linear  # type: ignore[assignment]
+            self.__class__ = Linear
             Linear.__init__(self, input.shape[-1], self.out_features, *self._options)
         return super().forward(input) if isinstance(self, LazyLinear) else Linear.forward(self, input)
 
@@ -105,7 +109,9 @@ class Embedding(Module):
         dtype: Any = None,
     ) -> None:
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        made = layers.Embedding(num_embeddings, embedding_dim, padding_idx, dtype=_kind(dtype), rng=default_generator())
+        made = layers.Embedding(
+            num_embeddings, embedding_dim, padding_idx, dtype=_kind(dtype), rng=default_generator()
+        )
         self.padding_idx = made.padding_idx
         self.register_parameter("weight", _parameter(made.weight))
 
@@ -123,7 +129,7 @@ class Embedding(Module):
         init.normal_(self.weight)
         if self.padding_idx is not None:
             with no_grad():
-                self.weight[self.padding_idx] = 0  # type: ignore[index]
+                self.weight[self.padding_idx] = 0
 
     def forward(self, input: Tensor) -> Any:
         """Look up rows."""
@@ -156,7 +162,11 @@ class LayerNorm(Module):
         dtype: Any = None,
     ) -> None:
         made = layers.LayerNorm(normalized_shape, eps, elementwise_affine, bias, dtype=_kind(dtype))
-        self.normalized_shape, self.eps, self.elementwise_affine = made.normalized_shape, eps, elementwise_affine
+        self.normalized_shape, self.eps, self.elementwise_affine = (
+            made.normalized_shape,
+            eps,
+            elementwise_affine,
+        )
         self.register_parameter("weight", _parameter(made.weight))
         self.register_parameter("bias", _parameter(made.bias))
 
@@ -190,7 +200,11 @@ class RMSNorm(Module):
         dtype: Any = None,
     ) -> None:
         made = layers.RMSNorm(normalized_shape, eps, elementwise_affine, dtype=_kind(dtype))
-        self.normalized_shape, self.eps, self.elementwise_affine = made.normalized_shape, eps, elementwise_affine
+        self.normalized_shape, self.eps, self.elementwise_affine = (
+            made.normalized_shape,
+            eps,
+            elementwise_affine,
+        )
         self.register_parameter("weight", _parameter(made.weight))
 
     def forward(self, input: Tensor) -> Any:
@@ -266,7 +280,9 @@ class PReLU(Module):
     init : float, default 0.25
     """
 
-    def __init__(self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None
+    ) -> None:
         self.num_parameters = num_parameters
         self.register_parameter("weight", _parameter(np.full(num_parameters, init, _kind(dtype))))
 
@@ -299,7 +315,9 @@ class _Function(Module):
         self.inplace = given.get("inplace", False)
 
     def _options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._defaults if name not in ("inplace", *self._hidden)}
+        return {
+            name: getattr(self, name) for name in self._defaults if name not in ("inplace", *self._hidden)
+        }
 
     def forward(self, *inputs: Tensor) -> Any:
         """Compute the function."""
@@ -381,7 +399,9 @@ FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _layer(name: str, function: str, defaults: dict[str, Any]) -> type[_Function]:
-    doc = f"The layer of ``torch.nn.functional.{function}``, with its options: {', '.join(defaults) or 'none'}."
+    doc = (
+        f"The layer of ``torch.nn.functional.{function}``, with its options: {', '.join(defaults) or 'none'}."
+    )
     members = {
         "_function": function,
         "_defaults": defaults,

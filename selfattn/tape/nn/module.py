@@ -44,12 +44,14 @@ class Module(layers.Module):
 
     # ------------------------------------------------------------------------------------- parameters, buffers, modules
 
-    def register_parameter(self, name: str, param: Any) -> None:  # type: ignore[override]
+    def register_parameter(self, name: str, param: Any) -> None:
         """Make a Parameter an attribute that is trained and saved; None means that the module lacks it."""
         if not isinstance(name, str) or "." in name or not name:
             raise KeyError(f"a parameter's name must be a str without dots, not {name!r}")
         if param is not None and not isinstance(param, Parameter):
-            raise TypeError(f"cannot assign {type(param).__name__} as parameter {name!r}: a Parameter or None is needed")
+            raise TypeError(
+                f"cannot assign {type(param).__name__} as parameter {name!r}: a Parameter or None is needed"
+            )
         if name not in self._parameter_names:
             self._parameter_names = (*self._parameter_names, name)
         self.__dict__[name] = param
@@ -57,7 +59,9 @@ class Module(layers.Module):
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Make a tensor an attribute that is saved, if it is persistent, but not trained."""
         if tensor is not None and not isinstance(tensor, Tensor):
-            raise TypeError(f"cannot assign {type(tensor).__name__} as buffer {name!r}: a Tensor or None is needed")
+            raise TypeError(
+                f"cannot assign {type(tensor).__name__} as buffer {name!r}: a Tensor or None is needed"
+            )
         if hasattr(self, name) and name not in self._buffer_names:
             raise KeyError(f"attribute '{name}' already exists")
         self.__dict__["_buffer_names"] = {**self._buffer_names, name: persistent}
@@ -77,7 +81,9 @@ class Module(layers.Module):
                 f"cannot assign {type(value).__name__} as parameter {name!r}: a Parameter or None is needed"
             )
         elif name in self._buffer_names and not isinstance(value, Tensor | None):
-            raise TypeError(f"cannot assign {type(value).__name__} as buffer {name!r}: a Tensor or None is needed")
+            raise TypeError(
+                f"cannot assign {type(value).__name__} as buffer {name!r}: a Tensor or None is needed"
+            )
         else:
             object.__setattr__(self, name, value)
 
@@ -88,7 +94,9 @@ class Module(layers.Module):
 
     def __delattr__(self, name: str) -> None:
         self._parameter_names = tuple(each for each in self._parameter_names if each != name)
-        self.__dict__["_buffer_names"] = {each: kept for each, kept in self._buffer_names.items() if each != name}
+        self.__dict__["_buffer_names"] = {
+            each: kept for each, kept in self._buffer_names.items() if each != name
+        }
         object.__delattr__(self, name)
 
     def named_children(self) -> Iterator[tuple[str, Any]]:
@@ -115,7 +123,9 @@ class Module(layers.Module):
             for name, child in self._children():
                 yield from child.named_modules(seen, f"{prefix}.{name}" if prefix else name)
 
-    def _named(self, prefix: str, own: Callable[[Module], Iterable[tuple[str, Any]]], recurse: bool) -> Iterator[Any]:
+    def _named(
+        self, prefix: str, own: Callable[[Module], Iterable[tuple[str, Any]]], recurse: bool
+    ) -> Iterator[Any]:
         seen: set[int] = set()
         for path, module in self.named_modules(prefix=prefix) if recurse else [(prefix, self)]:
             for name, tensor in own(module):
@@ -169,7 +179,7 @@ class Module(layers.Module):
                 wrap(np.zeros(0)).to(each)  # it must be the CPU
         for tensor in (*self.parameters(), *self.buffers()) if wanted else ():
             if tensor.is_floating_point():
-                tensor.data = tensor.data.to(wanted[0])  # type: ignore[attr-defined]
+                tensor.data = tensor.data.to(wanted[0])
         return self
 
     def float(self) -> Self:
@@ -219,7 +229,7 @@ class Module(layers.Module):
         """Return all parameters and persistent buffers by name, in their own memory."""
         return OrderedDict((name, tensor.detach()) for name, tensor in self._state())
 
-    def load_state_dict(  # type: ignore[override]
+    def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> IncompatibleKeys:
         """Copy tensors or arrays into the parameters and buffers. All is checked before anything is written.
@@ -243,27 +253,41 @@ class Module(layers.Module):
             A shape differs, or, when ``strict``, a name is missing or unexpected. The message lists all of them.
         """
         if assign:
-            raise NotImplementedError("load_state_dict: assign=True is not here; numbers are copied into the module")
+            raise NotImplementedError(
+                "load_state_dict: assign=True is not here; numbers are copied into the module"
+            )
         own = dict(self._state())
         missing = [name for name in own if name not in state_dict]
         unexpected = [name for name in state_dict if name not in own]
         problems = []
         if strict and unexpected:
-            problems.append("Unexpected key(s) in state_dict: " + ", ".join(f'"{name}"' for name in unexpected) + ".")
+            problems.append(
+                "Unexpected key(s) in state_dict: " + ", ".join(f'"{name}"' for name in unexpected) + "."
+            )
         if strict and missing:
-            problems.append("Missing key(s) in state_dict: " + ", ".join(f'"{name}"' for name in missing) + ".")
+            problems.append(
+                "Missing key(s) in state_dict: " + ", ".join(f'"{name}"' for name in missing) + "."
+            )
         found = {}
         for name, tensor in own.items():
             if name in state_dict:
                 given = state_dict[name]
-                found[name] = given._array if isinstance(given, Tensor) else as_array(name, getattr(given, "data", given) if hasattr(given, "requires_grad") else given)
+                found[name] = (
+                    given._array
+                    if isinstance(given, Tensor)
+                    else as_array(
+                        name, getattr(given, "data", given) if hasattr(given, "requires_grad") else given
+                    )
+                )
                 if found[name].shape != tensor._array.shape:
                     problems.append(
                         f"size mismatch for {name}: copying a param with shape torch.Size({list(found[name].shape)}) "
                         f"from checkpoint, the shape in current model is torch.Size({list(tensor._array.shape)})."
                     )
         if problems:
-            raise RuntimeError(f"Error(s) in loading state_dict for {type(self).__name__}:\n\t" + "\n\t".join(problems))
+            raise RuntimeError(
+                f"Error(s) in loading state_dict for {type(self).__name__}:\n\t" + "\n\t".join(problems)
+            )
         for name, array in found.items():
             own[name]._array[...] = array.copy() if np.may_share_memory(array, own[name]._array) else array
             own[name]._versions[0] += 1
@@ -290,14 +314,20 @@ class Module(layers.Module):
         with enable_grad():
             y = self(*inputs, **{name: _as_input(each) for name, each in kwargs.items()})
         if not isinstance(y, Tensor):
-            raise TypeError(f"forward must return one tensor, not {type(y).__name__}, for the gradients of arrays")
+            raise TypeError(
+                f"forward must return one tensor, not {type(y).__name__}, for the gradients of arrays"
+            )
         named = dict(self.named_parameters())
         trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         moved = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
 
         def pullback(dy: Any) -> Any:
             found = grad(
-                y, [*moved, *trained.values()], wrap(np.asarray(dy, y._array.dtype)), retain_graph=True, allow_unused=True
+                y,
+                [*moved, *trained.values()],
+                wrap(np.asarray(dy, y._array.dtype)),
+                retain_graph=True,
+                allow_unused=True,
             )
             arrays = [
                 np.zeros_like(x._array) if d is None else d._array
@@ -365,7 +395,7 @@ def _as_input(x: Any) -> Any:
     except (TypeError, ValueError):
         return x
     if isinstance(x, list | tuple) and found._array.dtype == np.float64:
-        found = found.to(as_dtype("FloatTensor"))  # type: ignore[attr-defined]
+        found = found.to(as_dtype("FloatTensor"))
     if found.is_floating_point():
         found.requires_grad = True
     return found
@@ -489,9 +519,13 @@ class ModuleList(_Container):
                 groups.append([module])
         start = 0
         for group in groups:
-            yield (str(start), group[0]) if len(group) == 1 else (
-                f"{start}-{start + len(group) - 1}",
-                _Shown(f"{len(group)} x {group[0]!r}"),
+            yield (
+                (str(start), group[0])
+                if len(group) == 1
+                else (
+                    f"{start}-{start + len(group) - 1}",
+                    _Shown(f"{len(group)} x {group[0]!r}"),
+                )
             )
             start += len(group)
 

@@ -11,7 +11,10 @@ from selfattn.tape.tensors import Tensor, wrap
 
 
 def clip_grad_norm_(
-    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
 ) -> Tensor:
     """Scale the gradients of parameters down so that the norm of all of them is at most max_norm.
 
@@ -27,7 +30,7 @@ def clip_grad_norm_(
     norm = optim.clip_grad_norm_(grads, float(max_norm)) if grads else 0.0
     if error_if_nonfinite and not np.isfinite(norm):
         raise RuntimeError(f"the norm of the gradients is {norm}, so they cannot be clipped")
-    return wrap(np.asarray(norm, next(iter(grads.values())).dtype if grads else np.float32))  # type: ignore[no-any-return]
+    return wrap(np.asarray(norm, next(iter(grads.values())).dtype if grads else np.float32))
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
@@ -41,4 +44,4 @@ def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
     """Join all numbers of parameters on one axis."""
     from selfattn.tape.operations.shapes import cat
 
-    return cat([parameter.reshape(-1) for parameter in parameters])  # type: ignore[attr-defined]
+    return cat([parameter.reshape(-1) for parameter in parameters])

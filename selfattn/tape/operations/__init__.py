@@ -11,7 +11,17 @@ from selfattn.tape.operations import elementwise, layers, products, reductions, 
 from selfattn.tape.operations.table import NUMBERS, TABLE, Composite, Operation, in_place
 from selfattn.tape.tensors import Tensor
 
-__all__ = ["TABLE", "Composite", "Operation", "elementwise", "layers", "named", "products", "reductions", "shapes"]
+__all__ = [
+    "TABLE",
+    "Composite",
+    "Operation",
+    "elementwise",
+    "layers",
+    "named",
+    "products",
+    "reductions",
+    "shapes",
+]
 
 OPERATORS = {
     "add": "add",
@@ -60,7 +70,7 @@ def called(found: Operation | Composite) -> Callable[..., Any]:
 
     function.__name__ = function.__qualname__ = found.name
     function.__doc__ = found.__doc__
-    function.__signature__ = found.__signature__  # type: ignore[attr-defined]
+    setattr(function, "__signature__", found.__signature__)  # noqa: B010 # mypy knows no attributes of functions
     return function
 
 
@@ -92,14 +102,14 @@ def _install() -> None:
             method = getattr(op, "method", None) or called(op)
             setattr(Tensor, name, method)
         if "i" in op.places:
-            setattr(Tensor, f"{name}_", in_place(op))  # type: ignore[arg-type]
+            setattr(Tensor, f"{name}_", in_place(op))
     for alias, name in ALIASES.items():
         if hasattr(Tensor, name):
             setattr(Tensor, alias, getattr(Tensor, name))
     for operator, name in OPERATORS.items():
-        _operators(operator, TABLE[name])  # type: ignore[arg-type]
+        _operators(operator, TABLE[name])
     for name in COMPARISONS:
-        _operators(name, TABLE[name])  # type: ignore[arg-type]
+        _operators(name, TABLE[name])
     t: Any = Tensor
     t.__neg__, t.__abs__, t.__invert__ = (called(TABLE[name]) for name in ("neg", "abs", "bitwise_not"))
     t.__getitem__, t.__setitem__ = shapes.getitem, shapes.setitem

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from selfattn import _core
-from selfattn.tape.operations.table import TABLE, Array, composite, fit, operation, quiet
+from selfattn._check import Array
+from selfattn.tape.operations.table import TABLE, composite, fit, operation, quiet
 from selfattn.tape.tensors import Tensor
 
 # ---------------------------------------------------------------------------------------------------------- arithmetic
@@ -84,12 +85,16 @@ def remainder(input: Any, other: Any) -> Any:
 
 @operation("tmi", 2, promotes="same", keeps=("01", "0o"))
 @quiet
-def pow(input: Any, exponent: Any) -> Any:  # noqa: A001
+def pow(input: Any, exponent: Any) -> Any:
     """Return input to the power of exponent."""
     whole = np.asarray(exponent).dtype.kind in "iu" and np.asarray(input).dtype.kind in "iu"
     if whole and np.any(np.asarray(exponent) < 0):
         raise ValueError("integers to negative integer powers are not allowed")
-    y = np.square(input) if exponent.__class__ in (int, float) and exponent == 2 else np.power(input, exponent)
+    y = (
+        np.square(input)
+        if exponent.__class__ in (int, float) and exponent == 2
+        else np.power(input, exponent)
+    )
 
     def of_input(dy: Array) -> Array:
         if exponent.__class__ in (int, float):
@@ -115,7 +120,7 @@ def neg(input: Array) -> Any:
 
 
 @operation("tmi", keeps=("0",))
-def abs(input: Array) -> Any:  # noqa: A001
+def abs(input: Array) -> Any:
     """Return the absolute value."""
     return np.abs(input), (lambda dy: dy * np.sign(input),)
 
@@ -191,7 +196,14 @@ _function("log10", np.log10, lambda x, y: 1 / (x * x.dtype.type(math.log(10))), 
 _function("log1p", np.log1p, lambda x, y: 1 / (1 + x), "0", label="Log1PBackward0")
 _function("sqrt", np.sqrt, lambda x, y: 1 / (2 * y), "o")
 _function("rsqrt", lambda x: 1 / np.sqrt(x), lambda x, y: y * y * y / -2, "o")
-_function("square", lambda x: x * x if x.dtype != bool else x.astype(np.int64), lambda x, y: 2 * x, "0", label="Pow", floats=False)
+_function(
+    "square",
+    lambda x: x * x if x.dtype != bool else x.astype(np.int64),
+    lambda x, y: 2 * x,
+    "0",
+    label="Pow",
+    floats=False,
+)
 _function("reciprocal", lambda x: 1 / x, lambda x, y: -y * y, "o")
 _function("sin", np.sin, lambda x, y: np.cos(x), "0")
 _function("cos", np.cos, lambda x, y: -np.sin(x), "0")
@@ -203,12 +215,13 @@ _function("erf", erf_of, lambda x, y: x.dtype.type(2 / math.sqrt(math.pi)) * np.
 _function("tanh", np.tanh, lambda x, y: 1 - y * y, "o", "tmif")
 _function("sigmoid", logistic, lambda x, y: y * (1 - y), "o", "tmif")
 
-for _name, _numpy in {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "sign": np.sign}.items():
+_WHOLE: dict[str, Any] = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "sign": np.sign}
+for _name, _numpy in _WHOLE.items():
     _function(_name, _numpy, lambda x, y: np.zeros_like(x), "", floats=False)
 
 
 @operation("tmi")
-def round(input: Array, *, decimals: int = 0) -> Any:  # noqa: A001
+def round(input: Array, *, decimals: int = 0) -> Any:
     """Round to a number of decimals, halves to even."""
     return np.round(input, decimals), (np.zeros_like,)
 
@@ -221,7 +234,7 @@ def _clamp(input: Array, low: Any, high: Any) -> Any:
 
 
 @composite("tmi")
-def clamp(input: Any, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     """Keep numbers between two bounds, which are numbers or tensors."""
     if min is None and max is None:
         raise ValueError("clamp(): at least one of min and max is needed")
@@ -229,7 +242,7 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Any:  # noqa: A002
         if input.is_floating_point() or not any(isinstance(bound, float) for bound in (min, max)):
             return _clamp(input, min, max)
         return _clamp(input.float(), min, max)
-    where: Any = TABLE["where"].function  # type: ignore[union-attr]
+    where: Any = TABLE["where"].function
     if min is not None:
         input = where(input < min, min, input)
     return input if max is None else where(input > max, max, input)
@@ -316,11 +329,22 @@ def _mish_slope(x: Array, y: Array) -> Array:
 _function("silu", lambda x: x * logistic(x), _silu_slope, "0", "f")
 _function("mish", lambda x: x * np.tanh(softplus_of(x)), _mish_slope, "0", "f")
 _function("logsigmoid", lambda x: -softplus_of(-x), lambda x, y: logistic(-x), "0", "f", "LogSigmoid")
-_function("relu6", lambda x: np.clip(x, 0, 6), lambda x, y: ((x > 0) & (x < 6)).astype(x.dtype), "0", "f", "Hardtanh")
+_function(
+    "relu6",
+    lambda x: np.clip(x, 0, 6),
+    lambda x, y: ((x > 0) & (x < 6)).astype(x.dtype),
+    "0",
+    "f",
+    "Hardtanh",
+)
 _function("softsign", lambda x: x / (1 + np.abs(x)), lambda x, y: 1 / (1 + np.abs(x)) ** 2, "0", "f")
 _function("tanhshrink", lambda x: x - np.tanh(x), lambda x, y: np.tanh(x) ** 2, "0", "f")
 _function(
-    "hardsigmoid", lambda x: np.clip(x / 6 + 0.5, 0, 1).astype(x.dtype), lambda x, y: _where(np.abs(x) < 3, 1 / 6, 0, x), "0", "f"
+    "hardsigmoid",
+    lambda x: np.clip(x / 6 + 0.5, 0, 1).astype(x.dtype),
+    lambda x, y: _where(np.abs(x) < 3, 1 / 6, 0, x),
+    "0",
+    "f",
 )
 _function(
     "hardswish",

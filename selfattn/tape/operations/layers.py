@@ -9,10 +9,11 @@ import numpy as np
 
 from selfattn import _core
 from selfattn import nn as layers
+from selfattn._check import Array
 from selfattn.functional.attention import attention_vjp
 from selfattn.tape.generator import dropout_generator
 from selfattn.tape.operations.shapes import added_at
-from selfattn.tape.operations.table import TABLE, Array, composite, operation
+from selfattn.tape.operations.table import TABLE, composite, operation
 from selfattn.tape.tensors import Tensor
 
 attention_calls: list[list[Any]] = []  # lists that each call of attention adds its arguments to
@@ -159,11 +160,11 @@ def nll_loss(
     input: Tensor, target: Tensor, weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean"
 ) -> Any:
     """Return −input at the target class: the loss of log-probabilities."""
-    classes = input if input.ndim == 1 else input.movedim(1, -1)  # type: ignore[attr-defined]
+    classes = input if input.ndim == 1 else input.movedim(1, -1)
     open_ = target != ignore_index
-    index = target.masked_fill(~open_, 0)  # type: ignore[attr-defined, operator]
+    index = target.masked_fill(~open_, 0)
     losses = -classes.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-    factors = open_.to(input.dtype) if weight is None else weight[index] * open_  # type: ignore[attr-defined]
+    factors = open_.to(input.dtype) if weight is None else weight[index] * open_
     losses = losses * factors
     return losses.sum() / factors.sum() if _reduction(reduction) == "mean" else _reduced(losses, reduction)
 
@@ -176,13 +177,13 @@ def _reduced(losses: Any, reduction: str) -> Any:
 @composite("f")
 def mse_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Any:
     """Return the mean of the squared differences."""
-    return _reduced((input - target).square(), reduction)  # type: ignore[operator]
+    return _reduced((input - target).square(), reduction)
 
 
 @composite("f")
 def l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Any:
     """Return the mean of the absolute differences."""
-    return _reduced((input - target).abs(), reduction)  # type: ignore[operator]
+    return _reduced((input - target).abs(), reduction)
 
 
 @composite("f")
@@ -190,16 +191,18 @@ def smooth_l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", be
     """Return squared differences below beta, and absolute ones above it."""
     if beta == 0:
         return l1_loss(input, target, reduction=reduction)
-    far = (input - target).abs()  # type: ignore[operator]
+    far = (input - target).abs()
     near = far < beta
-    return _reduced(TABLE["where"].function(near, far * far * (0.5 / beta), far - 0.5 * beta), reduction)  # type: ignore[union-attr]
+    return _reduced(TABLE["where"].function(near, far * far * (0.5 / beta), far - 0.5 * beta), reduction)
 
 
 @composite("f")
-def binary_cross_entropy(input: Tensor, target: Tensor, weight: Any = None, *, reduction: str = "mean") -> Any:
+def binary_cross_entropy(
+    input: Tensor, target: Tensor, weight: Any = None, *, reduction: str = "mean"
+) -> Any:
     """Return the cross entropy of probabilities with targets from 0 to 1."""
-    yes, no = (x.log().clamp(min=-100) for x in (input, 1 - input))  # type: ignore[attr-defined, operator]
-    losses = -(target * yes + (1 - target) * no)  # type: ignore[operator]
+    yes, no = (x.log().clamp(min=-100) for x in (input, 1 - input))
+    losses = -(target * yes + (1 - target) * no)
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
@@ -228,7 +231,7 @@ def kl_div(input: Tensor, target: Tensor, *, reduction: str = "mean", log_target
     if log_target:
         losses = t.exp() * (t - input)
     else:
-        losses = TABLE["where"].function(t > 0, t * (t.clamp(min=1e-38).log() - input), 0.0)  # type: ignore[union-attr]
+        losses = TABLE["where"].function(t > 0, t * (t.clamp(min=1e-38).log() - input), 0.0)
     if reduction == "batchmean":
         return losses.sum() / input.shape[0]
     return _reduced(losses, reduction)

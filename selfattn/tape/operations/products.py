@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from selfattn._check import Array
 from selfattn.functional._products import as_rows, linear_backward
 from selfattn.functional._products import linear as core_linear
-from selfattn.tape.operations.table import Array, composite, fit, operation
+from selfattn.tape.operations.table import composite, fit, operation
 from selfattn.tape.tensors import Tensor
 
 
@@ -71,7 +72,12 @@ for _name, _axes in {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}.i
     _strict(_name, *_axes)
 
 
-@operation("f", 3, keeps=("1", "0", ""), label=lambda x, w, b=None: ("Addmm" if b is not None else "Mm") if x.ndim == 2 else "View")
+@operation(
+    "f",
+    3,
+    keeps=("1", "0", ""),
+    label=lambda x, w, b=None: ("Addmm" if b is not None else "Mm") if x.ndim == 2 else "View",
+)
 def linear(input: Array, weight: Array, bias: Array | None = None) -> Any:
     """Return input @ weight.T + bias, by the core."""
     if weight.ndim != 2 or input.ndim == 0 or input.shape[-1] != weight.shape[1]:
@@ -92,7 +98,7 @@ def linear(input: Array, weight: Array, bias: Array | None = None) -> Any:
 @composite("tm")
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     """Return beta·input + alpha·(mat1 @ mat2)."""
-    return input * beta + mat1.matmul(mat2) * alpha  # type: ignore[operator]
+    return input * beta + mat1.matmul(mat2) * alpha
 
 
 @composite("tm")
@@ -104,7 +110,7 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, a
 @composite("tm")
 def outer(input: Tensor, vec2: Tensor) -> Any:
     """Return the products of each number of one vector with each of another."""
-    return input.unsqueeze(1) * vec2  # type: ignore[attr-defined]
+    return input.unsqueeze(1) * vec2
 
 
 @composite("t")
@@ -159,13 +165,13 @@ def _einsum(input: list[Array], equation: str) -> Any:
 @composite("f")
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any:
     """Divide by the p-norm along an axis."""
-    return input / input.norm(p, dim, keepdim=True).clamp(min=eps)  # type: ignore[attr-defined, operator]
+    return input / input.norm(p, dim, keepdim=True).clamp(min=eps)
 
 
 @composite("tf")
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Any:
     """Return the cosine of the angle between vectors along an axis."""
     shape = np.broadcast_shapes(x1._array.shape, x2._array.shape)
-    x1, x2 = x1.expand(shape), x2.expand(shape)  # type: ignore[attr-defined]
-    a, b = (x.norm(2, dim, keepdim=True).clamp(min=eps) for x in (x1, x2))  # type: ignore[attr-defined]
-    return ((x1 / a) * (x2 / b)).sum(dim)  # type: ignore[operator]
+    x1, x2 = x1.expand(shape), x2.expand(shape)
+    a, b = (x.norm(2, dim, keepdim=True).clamp(min=eps) for x in (x1, x2))
+    return ((x1 / a) * (x2 / b)).sum(dim)

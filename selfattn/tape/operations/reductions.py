@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from selfattn import _core
+from selfattn._check import Array
 from selfattn.tape.dtypes import as_dtype, dtype
-from selfattn.tape.operations.table import TABLE, Array, ValuesIndices, composite, operation, quiet
+from selfattn.tape.operations.table import TABLE, ValuesIndices, composite, operation, quiet
 from selfattn.tape.tensors import Tensor
 
 Dim: TypeAlias = int | tuple[int, ...] | list[int] | None
@@ -44,7 +45,7 @@ def _numbered(name: str) -> Any:
 
 
 @operation("tm", label=_numbered("Sum"))
-def sum(input: Array, dim: Dim = None, keepdim: bool = False, *, dtype: dtype | None = None) -> Any:  # noqa: A001
+def sum(input: Array, dim: Dim = None, keepdim: bool = False, *, dtype: dtype | None = None) -> Any:
     """Return the sum over one axis, several, or all."""
     axes, kind = axes_of(input, dim), input.dtype
     wide = in_kind(input, dtype)
@@ -69,11 +70,16 @@ def mean(input: Array, dim: Dim = None, keepdim: bool = False, *, dtype: dtype |
 @operation("tm", keeps=("0",))
 @quiet
 def var(
-    input: Array, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None
+    input: Array,
+    dim: Dim = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: int | None = None,
 ) -> Any:
     """Return the variance over one axis, several, or all, with n − 1 in its denominator if it is unbiased."""
     if isinstance(dim, bool):  # unbiased, in the place of dim
-        dim, unbiased = None, dim
+        unbiased, dim = dim, None
     axes = axes_of(input, dim)
     n = _counted(input, axes)
     less = int(unbiased) if correction is None else correction
@@ -85,10 +91,15 @@ def var(
 
 @composite("tm")
 def std(
-    input: Tensor, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None
+    input: Tensor,
+    dim: Dim = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: int | None = None,
 ) -> Any:
     """Return the square root of the variance."""
-    return input.var(dim, unbiased, keepdim, correction=correction).sqrt()  # type: ignore[attr-defined]
+    return input.var(dim, unbiased, keepdim, correction=correction).sqrt()
 
 
 @operation("tm", keeps=("0",))
@@ -175,7 +186,9 @@ def _extreme(name: str, numpy: Any, arg: Any, of_two: str) -> None:
 
         def back(dy: Array) -> Array:
             equal = input == y
-            return equal * (spread(dy, input, axes, keepdim) / equal.sum(axis=axes, keepdims=True).astype(input.dtype))
+            return equal * (
+                spread(dy, input, axes, keepdim) / equal.sum(axis=axes, keepdims=True).astype(input.dtype)
+            )
 
         return (y if keepdim else y.reshape(_rest(input, axes))), (back,)
 
@@ -188,7 +201,7 @@ def _extreme(name: str, numpy: Any, arg: Any, of_two: str) -> None:
 
     def either(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
         if isinstance(dim, Tensor) or other is not None:
-            return TABLE[of_two](input, dim if other is None else other)  # type: ignore[operator]
+            return TABLE[of_two](input, dim if other is None else other)
         return of_all(input) if dim is None else of_axis(input, dim, keepdim)
 
     either.__name__ = name
@@ -204,7 +217,10 @@ def _argument(name: str, numpy: Any) -> None:
     def rule(input: Array, dim: int | None = None, keepdim: bool = False) -> Any:
         return numpy(input, axis=dim, keepdims=keepdim), None
 
-    rule.__name__, rule.__doc__ = name, f"Return the place of the {name[3:]} of all numbers, or along an axis."
+    rule.__name__, rule.__doc__ = (
+        name,
+        f"Return the place of the {name[3:]} of all numbers, or along an axis.",
+    )
     operation("tm")(rule)
 
 
@@ -247,7 +263,7 @@ def _in_order(x: Array, dim: int, descending: bool, k: int | None) -> Any:
 @composite("tm")
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
     """Return where the numbers of an axis are in order."""
-    return input.sort(dim, descending).indices  # type: ignore[attr-defined]
+    return input.sort(dim, descending).indices
 
 
 def _truth(name: str, numpy: Any) -> None:
@@ -274,12 +290,12 @@ def norm(input: Tensor, p: Any = "fro", dim: Dim = None, keepdim: bool = False) 
     """Return the p-norm over axes; "fro" is 2."""
     power = 2.0 if p in ("fro", None) else float(p)
     if abs(power) == math.inf:
-        return getattr(input.abs(), "amax" if power > 0 else "amin")(dim, keepdim)  # type: ignore[attr-defined]
+        return getattr(input.abs(), "amax" if power > 0 else "amin")(dim, keepdim)
     if power == 0:
-        return (input != 0).to(input.dtype).sum(dim, keepdim)  # type: ignore[attr-defined]
+        return (input != 0).to(input.dtype).sum(dim, keepdim)
     if power == 2:
         return two_norm(input, dim, keepdim)
-    return (input.abs() ** power).sum(dim, keepdim) ** (1 / power)  # type: ignore[attr-defined]
+    return (input.abs() ** power).sum(dim, keepdim) ** (1 / power)
 
 
 @operation("", keeps=("0",), label="LinalgVectorNorm")
@@ -289,7 +305,9 @@ def two_norm(input: Array, dim: Dim = None, keepdim: bool = False) -> Any:
     axes = axes_of(input, dim)
     y = np.sqrt(np.sum(input * input, axis=axes, keepdims=True))
     unit = np.where(y == 0, 0, input / y).astype(input.dtype)
-    return (y if keepdim else y.reshape(_rest(input, axes))), (lambda dy: spread(dy, input, axes, keepdim) * unit,)
+    return (y if keepdim else y.reshape(_rest(input, axes))), (
+        lambda dy: spread(dy, input, axes, keepdim) * unit,
+    )
 
 
 # ------------------------------------------------------------------------------------------------- softmax and its log
@@ -318,4 +336,4 @@ def log_softmax(input: Array, dim: int = -1, _stacklevel: int = 3, dtype: dtype 
 @composite("f")
 def softmin(input: Tensor, dim: int = -1, dtype: dtype | None = None) -> Any:
     """Return the softmax of −input."""
-    return softmax(-input, dim, dtype=dtype)  # type: ignore[operator]
+    return softmax(-input, dim, dtype=dtype)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from selfattn._check import Array
 from selfattn.functional._gradients import sum_to_shape
 from selfattn.tape.dtypes import DTYPES, KINDS, as_dtype, device, dtype, result_dtype
 from selfattn.tape.operations.table import (
     TABLE,
-    Array,
     as_operand,
     composite,
     explained,
@@ -21,7 +21,17 @@ from selfattn.tape.operations.table import (
     share,
     write,
 )
-from selfattn.tape.tensors import Node, Tensor, as_tensor_array, check_writable, edge_of, mode, set_history, wrap
+from selfattn.tape.tensors import (
+    Node,
+    Tensor,
+    as_tensor_array,
+    check_writable,
+    edge_of,
+    mode,
+    set_history,
+    values_of,
+    wrap,
+)
 
 # --------------------------------------------------------------------------------------------------------------- views
 
@@ -104,7 +114,9 @@ def _view(input: Array, sizes: tuple[int, ...]) -> Any:
     return (lambda x: x.reshape(sizes)), (lambda dy: dy.reshape(shape),)
 
 
-@operation("", view=True, label=lambda x, sizes: "View" if np.may_share_memory(x, x.reshape(sizes)) else "UnsafeView")
+@operation(
+    "", view=True, label=lambda x, sizes: "View" if np.may_share_memory(x, x.reshape(sizes)) else "UnsafeView"
+)
 def _reshape(input: Array, sizes: tuple[int, ...]) -> Any:
     shape, sizes = input.shape, _filled(input.shape, sizes)
     return (lambda x: x.reshape(sizes)), (lambda dy: dy.reshape(shape),)
@@ -112,7 +124,7 @@ def _reshape(input: Array, sizes: tuple[int, ...]) -> Any:
 
 @composite("m")
 def view(input: Tensor, *shape: Any) -> Tensor:
-    """Return the same memory in another shape, or raise an error where that needs a copy; or read it as another dtype."""
+    """Return the same memory in another shape, where that needs no copy, or read it as another dtype."""
     if len(shape) == 1 and isinstance(shape[0], dtype):
         return wrap(input._array.view(shape[0].numpy))
     return _view(input, sizes_of(shape))
@@ -157,7 +169,9 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 def unsqueeze(input: Array, dim: int) -> Any:
     """Add an axis of size 1."""
     if not -input.ndim - 1 <= dim <= input.ndim:
-        raise IndexError(f"Dimension out of range (expected to be in range of [{-input.ndim - 1}, {input.ndim}], but got {dim})")
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-input.ndim - 1}, {input.ndim}], but got {dim})"
+        )
     return (lambda x: np.expand_dims(x, dim)), (lambda dy: dy.reshape(input.shape),)
 
 
@@ -175,9 +189,7 @@ def _expand(input: Array, sizes: tuple[int, ...]) -> Any:
     new = len(sizes) - input.ndim
     if new < 0:
         raise RuntimeError(f"expand() needs at least {input.ndim} sizes, not {list(sizes)}")
-    whole = tuple(
-        (input.shape[i - new] if i >= new else 1) if n == -1 else n for i, n in enumerate(sizes)
-    )
+    whole = tuple((input.shape[i - new] if i >= new else 1) if n == -1 else n for i, n in enumerate(sizes))
     return (lambda x: np.broadcast_to(x, whole)), (lambda dy: sum_to_shape(dy, input.shape),)
 
 
@@ -222,31 +234,34 @@ def diagonal(input: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any
 BASIC = (int, slice, type(None), type(...))
 
 
+def _one_index(key: Any) -> tuple[Any, bool]:
+    """Return the index of one axis, and whether it gives a view."""
+    if isinstance(key, slice):
+        if key.step is not None and key.step.__index__() < 1:
+            raise ValueError("step must be greater than zero")
+        return key, True
+    if isinstance(key, BASIC) and not isinstance(key, bool):
+        return key, True
+    if isinstance(key, np.integer):
+        return int(key), True
+    if isinstance(key, Tensor):
+        array = key._array
+        if array.ndim == 0 and array.dtype.kind in "iu":
+            return int(array), True
+        return (array.astype(bool) if array.dtype == np.uint8 else array), False
+    if isinstance(key, list | range):
+        array = np.asarray([values_of(each) for each in key])
+        return (array if array.size else array.astype(np.int64)), False
+    return key, False
+
+
 def index_of(key: Any) -> tuple[Any, bool]:
     """Return an index for NumPy, and whether it gives a view."""
-    keys = key if isinstance(key, tuple) else (key,)
-    basic = True
-    found: list[Any] = []
-    for each in keys:
-        if isinstance(each, Tensor):
-            array = each._array
-            whole = array.ndim == 0 and array.dtype.kind in "iu"
-            each = int(array) if whole else array.astype(bool) if array.dtype == np.uint8 else array
-            basic = basic and whole
-        elif isinstance(each, list):
-            each, basic = np.asarray([as_tensor_array(i) if isinstance(i, Tensor) else i for i in each]), False
-            each = each.astype(np.int64) if each.size == 0 else each
-        elif isinstance(each, slice):
-            if each.step is not None and each.step.__index__() < 1:
-                raise ValueError("step must be greater than zero")
-        elif not isinstance(each, BASIC) or isinstance(each, bool):
-            if isinstance(each, np.integer):
-                each = int(each)
-            elif isinstance(each, range):
-                each, basic = np.asarray(each), False
-            else:
-                basic = False
-        found.append(each)
+    basic, found = True, []
+    for each in key if isinstance(key, tuple) else (key,):
+        one, is_basic = _one_index(each)
+        found.append(one)
+        basic = basic and is_basic
     if not any(each is Ellipsis for each in found) and basic:
         found.append(...)  # the result is an array, also without axes
     return tuple(found), basic
@@ -470,7 +485,7 @@ def gather(input: Array, dim: int, index: Any) -> Any:
 def _scatter(input: Array, src: Any, dim: int, index: Array) -> Any:
     x = _at_least_one_axis(input)
     at = _places(_at_least_one_axis(index), dim)
-    part = tuple(map(slice, _at_least_one_axis(index).shape))
+    part: Any = tuple(map(slice, _at_least_one_axis(index).shape))
     y = x.copy()
     y[at] = _at_least_one_axis(src)[part] if isinstance(src, np.ndarray) else src
 
@@ -492,7 +507,7 @@ def scatter(input: Tensor, dim: int, index: Tensor, src: Any = None, *, value: A
     """Write numbers at an index of each slice along an axis."""
     source = src if value is None else value
     places = _integers(index, "index")
-    return clone(input) if places.size == 0 else _scatter(input, source, dim, places)  # type: ignore[operator, no-any-return]
+    return clone(input) if places.size == 0 else _scatter(input, source, dim, places)
 
 
 @composite("m")
@@ -505,7 +520,7 @@ def scatter_(input: Tensor, dim: int, index: Tensor, src: Any = None, *, value: 
 @operation("", 2, label="IndexFill")
 def _index_fill(input: Array, value: Any, dim: int, index: Array) -> Any:
     x = _at_least_one_axis(input)
-    place = (*(slice(None),) * (dim % x.ndim), index)
+    place: Any = (*(slice(None),) * (dim % x.ndim), index)
     y = x.copy()
     y[place] = value
 
@@ -554,12 +569,16 @@ def roll(input: Array, shifts: Any, dims: Any = None) -> Any:
 
 
 def _same_dtype(tensors: Sequence[Tensor]) -> list[Tensor]:
-    if not isinstance(tensors, list | tuple) or not tensors or not all(isinstance(x, Tensor) for x in tensors):
+    if (
+        not isinstance(tensors, list | tuple)
+        or not tensors
+        or not all(isinstance(x, Tensor) for x in tensors)
+    ):
         raise TypeError(f"a list or tuple of at least one tensor is needed, not {type(tensors).__name__}")
     if len({x._array.dtype for x in tensors}) == 1:
         return list(tensors)
     kind = result_dtype(*tensors)
-    return [x.to(kind) for x in tensors]  # type: ignore[attr-defined]
+    return [x.to(kind) for x in tensors]
 
 
 @operation("", many=True)
@@ -600,7 +619,9 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 def _repeat(input: Array, sizes: tuple[int, ...]) -> Any:
     new = len(sizes) - input.ndim
     if new < 0:
-        raise RuntimeError("Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
+        raise RuntimeError(
+            "Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor"
+        )
     shape = (1,) * new + input.shape
     apart = [n for pair in zip(sizes, shape, strict=True) for n in pair]
     return np.tile(input, sizes), (
@@ -670,7 +691,9 @@ def masked_fill(input: Array, mask: Array, value: Any) -> Any:
     """Fill a tensor with a number where the mask is True."""
     if mask.dtype != bool:
         if mask.dtype != np.uint8:
-            raise RuntimeError(f"masked_fill_ only supports boolean masks, but got mask with dtype {mask.dtype}")
+            raise RuntimeError(
+                f"masked_fill_ only supports boolean masks, but got mask with dtype {mask.dtype}"
+            )
         mask = mask.astype(bool)
     if np.ndim(value):
         raise RuntimeError(f"value must be a number or a tensor without axes, not of {np.ndim(value)} axes")
@@ -710,7 +733,7 @@ def _where_method(input: Tensor, condition: Tensor, other: Any) -> Any:
     return where(condition, input, other)
 
 
-TABLE["where"].method = TABLE.pop("where_method").function  # type: ignore[union-attr]
+TABLE["where"].method = TABLE.pop("where_method").function
 
 
 @operation("", label="MaskedSelect")
@@ -762,7 +785,7 @@ def fill(input: Array, value: Any) -> Any:
 def copy_(input: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
     """Write another tensor's numbers into this one."""
     source = src if isinstance(src, Tensor) else wrap(as_tensor_array(src))
-    found = source.to(input.dtype)  # type: ignore[attr-defined]
+    found = source.to(input.dtype)
     if found._array.shape != input._array.shape:
         found = _expand(found, input._array.shape)
     return write(input, found)
@@ -809,7 +832,7 @@ def to(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         elif isinstance(each, str | device):
             device(each)
     if kind is None or kind.numpy == input._array.dtype:
-        return clone(input) if kwargs.get("copy") else input  # type: ignore[operator]
+        return clone(input) if kwargs.get("copy") else input
     return _cast(input, kind.numpy)
 
 

@@ -7,6 +7,7 @@ of the result, the function from the input's array to the view.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -23,7 +24,7 @@ Rule: TypeAlias = Callable[..., tuple[Any, Any]]
 new = object.__new__
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 NUMBERS = (int, float, np.generic)
-TABLE: dict[str, Operation | Composite] = {}
+TABLE: dict[str, Any] = {}
 
 
 class Operation:
@@ -42,7 +43,9 @@ class Operation:
         # The label of its nodes, or a function from its arrays and options to the label.
         self.label: Any = settings.pop("label", None) or "".join(map(str.capitalize, self.name.split("_")))
         self.keeps: tuple[str, ...] = settings.pop("keeps", ())  # for each input: what its gradient needs
-        self.promotes: str = settings.pop("promotes", "")  # "same": to a common dtype; "float": also to floats
+        self.promotes: str = settings.pop(
+            "promotes", ""
+        )  # "same": to a common dtype; "float": also to floats
         self.view: bool = settings.pop("view", False)
         self.many: bool = settings.pop("many", False)  # the first argument is a sequence of tensors
         self.results: Any = settings.pop("results", None)  # the tuple of several results
@@ -62,7 +65,7 @@ class Operation:
     def __repr__(self) -> str:
         return f"<operation {self.name}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
         return self.call(*args, **kwargs)
 
     def general(self, *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +94,9 @@ class Operation:
             for edge in edges:
                 if edge is not None:
                     kept = self._kept(edges, inputs, out) if self.keeps else None
-                    label = self.label if self.label.__class__ is str else self.label(*arrays, *options, **kwargs)
+                    label = (
+                        self.label if self.label.__class__ is str else self.label(*arrays, *options, **kwargs)
+                    )
                     out._node = Node(label, edges, backs, kept)
                     break
         return found
@@ -167,7 +172,7 @@ def _of_one(op: Operation) -> Callable[..., Any]:
         if backs is not None and mode.enabled:
             edge = input._node if input._base is None else edge_of(input)
             if edge is None and input._leaf_requires_grad:
-                edge = input  # type: ignore[assignment]
+                edge = input
             if edge is not None:
                 node = out._node = new(Node)
                 node.label = label if labelled else label(array, *options, **kwargs)
@@ -220,7 +225,12 @@ def _of_two(op: Operation) -> Callable[..., Any]:
             if left is not None or right is not None:
                 node = out._node = new(Node)
                 node.label = label if labelled else label(x, y)
-                node.inputs, node.backs, node.retained, node.number = (left, right), backs, None, next_number()
+                node.inputs, node.backs, node.retained, node.number = (
+                    (left, right),
+                    backs,
+                    None,
+                    next_number(),
+                )
                 needs = (keeps[0] if left is not None else "") + (keeps[1] if right is not None else "")
                 node.kept = kept_arrays(needs, input, other if tensor else None, out) if needs else None
         return out
@@ -242,10 +252,8 @@ def kept_arrays(needs: str, input: Tensor, other: Tensor | None, out: Tensor) ->
 
 def _floats() -> set[np.dtype[Any]]:
     found = {np.dtype(kind) for kind in ("float16", "float32", "float64")}
-    try:
+    with contextlib.suppress(ImportError):
         found.add(DTYPES["bfloat16"].numpy)
-    except ImportError:
-        pass
     return found
 
 
@@ -324,7 +332,7 @@ def write(x: Tensor, value: Tensor, at: Any = ...) -> Tensor:
     np.copyto(x._array, value._array, casting="same_kind")
     x._versions[0] += 1
     if mode.enabled and (node is not None or edge_of(x) is not None):
-        set_history(x, node or Node("Zero", (edge_of(x),), (lambda dy: np.zeros_like(dy),)))
+        set_history(x, node or Node("Zero", (edge_of(x),), (np.zeros_like,)))
     return x
 
 
@@ -340,7 +348,9 @@ def in_place(op: Operation) -> Callable[..., Tensor]:
             )
         if result._array.dtype != self._array.dtype:
             if dtype_of(result._array).rank > self.dtype.rank:
-                raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {self.dtype}")
+                raise RuntimeError(
+                    f"result type {result.dtype} can't be cast to the desired output type {self.dtype}"
+                )
             result = result.to(self.dtype)
         return write(self, result)
 

@@ -38,7 +38,9 @@ class Optimizer:
 
     def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
         if isinstance(params, Tensor):
-            raise TypeError("params must be an iterable of tensors or of dicts, such as model.parameters(), not a tensor")
+            raise TypeError(
+                "params must be an iterable of tensors or of dicts, such as model.parameters(), not a tensor"
+            )
         groups = list(params)
         if not groups:
             raise ValueError("optimizer got an empty parameter list")
@@ -51,11 +53,17 @@ class Optimizer:
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters."""
         params = param_group["params"]
-        found = [params] if isinstance(params, Tensor) else [each[1] if isinstance(each, tuple) else each for each in params]
+        found = (
+            [params]
+            if isinstance(params, Tensor)
+            else [each[1] if isinstance(each, tuple) else each for each in params]
+        )
         seen = {id(p) for group in self.param_groups for p in group["params"]}
         for p in found:
             if not isinstance(p, Tensor):
-                raise TypeError(f"optimizer can only optimize Tensors, but one of the params is {type(p).__name__}")
+                raise TypeError(
+                    f"optimizer can only optimize Tensors, but one of the params is {type(p).__name__}"
+                )
             if not p.is_leaf:
                 raise ValueError("can't optimize a non-leaf Tensor")
             if id(p) in seen:
@@ -78,7 +86,9 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parameters, by their numbers, and the groups."""
         numbers = {id(p): n for n, p in enumerate(self._numbered())}
-        groups = [{**group, "params": [numbers[id(p)] for p in group["params"]]} for group in self.param_groups]
+        groups = [
+            {**group, "params": [numbers[id(p)] for p in group["params"]]} for group in self.param_groups
+        ]
         state = {numbers[id(p)]: own for p, own in self._states().items() if own}
         return {"state": state, "param_groups": groups}
 
@@ -87,7 +97,9 @@ class Optimizer:
         groups = state_dict["param_groups"]
         sizes = [len(group["params"]) for group in self.param_groups]
         if [len(group["params"]) for group in groups] != sizes:
-            raise ValueError("loaded state dict contains a parameter group that doesn't match the size of optimizer's group")
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of optimizer's group"
+            )
         for own, group in zip(self.param_groups, groups, strict=True):
             own.update({name: value for name, value in group.items() if name != "params"})
         params = self._numbered()
@@ -124,7 +136,8 @@ class _InC(Optimizer):
             {**self._options(group), "params": {self._names[id(p)]: p._array for p in group["params"]}}
             for group in self.param_groups
         ]
-        self._inner: Any = self._kind(groups)  # type: ignore[call-arg]
+        kind: Any = self._kind
+        self._inner: Any = kind(groups)
 
     def for_arrays(self, arrays: Mapping[str, Any]) -> Any:
         """Return the optimiser of :mod:`selfattn.optim` that moves the same memory, by the names of arrays.
@@ -136,7 +149,9 @@ class _InC(Optimizer):
         """
         names = {id(array): name for name, array in arrays.items()}
         if any(id(p._array) not in names for p in self._numbered()):
-            raise ValueError("optimizer must be made of the parameters() of this model; it moves other arrays")
+            raise ValueError(
+                "optimizer must be made of the parameters() of this model; it moves other arrays"
+            )
         states = dict(self._states())
         self._make(names)
         self._set_states(states)
@@ -197,7 +212,9 @@ class _InC(Optimizer):
     def _set_states(self, states: dict[Any, dict[str, Any]]) -> None:
         saved = self._inner.state_dict()
         saved["state"] = {
-            self._names[id(p)]: {k: int(value) if k == "step" else np.asarray(value) for k, value in own.items()}
+            self._names[id(p)]: {
+                k: int(value) if k == "step" else np.asarray(value) for k, value in own.items()
+            }
             for p, own in states.items()
             if own
         }
@@ -248,7 +265,13 @@ class SGD(_InC):
         _refuse("SGD", {"maximize": maximize})
         super().__init__(
             params,
-            {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov},
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "dampening": dampening,
+                "weight_decay": weight_decay,
+                "nesterov": nesterov,
+            },
         )
 
 
@@ -311,7 +334,15 @@ class AdamW(Adam):
         capturable: bool = False,
     ) -> None:
         super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, foreach=foreach, capturable=capturable
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
         )
 
 

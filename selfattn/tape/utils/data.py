@@ -57,11 +57,13 @@ class TensorDataset(Dataset):
 
     def __init__(self, *tensors: Tensor) -> None:
         if len({len(t) for t in tensors}) > 1:
-            raise AssertionError(f"Size mismatch between tensors: their lengths are {[len(t) for t in tensors]}")
+            raise AssertionError(
+                f"Size mismatch between tensors: their lengths are {[len(t) for t in tensors]}"
+            )
         self.tensors = tensors
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
-        return tuple(t[index] for t in self.tensors)  # type: ignore[index]
+        return tuple(t[index] for t in self.tensors)
 
     def __len__(self) -> int:
         return len(self.tensors[0])
@@ -107,7 +109,9 @@ class ConcatDataset(Dataset):
         return self.cumulative_sizes[-1]
 
 
-def random_split(dataset: Any, lengths: Sequence[float], generator: TorchGenerator | None = None) -> list[Subset]:
+def random_split(
+    dataset: Any, lengths: Sequence[float], generator: TorchGenerator | None = None
+) -> list[Subset]:
     """Split a data set at random into parts of some lengths, or of some fractions."""
     n = len(dataset)
     if math.isclose(sum(lengths), 1) and sum(lengths) <= 1:
@@ -119,7 +123,9 @@ def random_split(dataset: Any, lengths: Sequence[float], generator: TorchGenerat
     if sum(sizes) != n:
         raise ValueError(f"the lengths {list(lengths)} do not add up to the length of the data set, {n}")
     order = source(generator).randperm(n).tolist()
-    return [Subset(dataset, order[end - size : end]) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    return [
+        Subset(dataset, order[end - size : end]) for end, size in zip(accumulate(sizes), sizes, strict=True)
+    ]
 
 
 class SequentialSampler:
@@ -209,13 +215,22 @@ class DataLoader:
         generator: TorchGenerator | None = None,
         **options: Any,
     ) -> None:
-        unknown = set(options) - {"timeout", "worker_init_fn", "prefetch_factor", "persistent_workers", "multiprocessing_context", "pin_memory_device"}
+        unknown = set(options) - {
+            "timeout",
+            "worker_init_fn",
+            "prefetch_factor",
+            "persistent_workers",
+            "multiprocessing_context",
+            "pin_memory_device",
+        }
         if unknown:
             raise TypeError(f"DataLoader has no option {min(unknown)!r}")
         if sampler is not None and shuffle:
             raise ValueError("sampler option is mutually exclusive with shuffle")
         if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size}")
+            raise ValueError(
+                f"batch_size should be a positive integer value, but got batch_size={batch_size}"
+            )
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.num_workers, self.generator = num_workers, generator
         self.batch_sampler = batch_sampler
@@ -252,7 +267,7 @@ class DataLoader:
 
 
 def default_collate(batch: list[Any]) -> Any:
-    """Make a batch of items: tensors are stacked, numbers become a tensor, texts a list, tuples and dicts go inwards."""
+    """Make a batch of items: tensors are stacked, numbers become a tensor; so within tuples and dicts."""
     first = batch[0]
     if isinstance(first, Tensor):
         return stack(batch)
