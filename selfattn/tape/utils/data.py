@@ -197,7 +197,7 @@ class DataLoader:
     >>> torch.manual_seed(0)
     torch_rng(0)
     >>> [batch.tolist() for batch in DataLoader([10, 20, 30, 40], batch_size=2, shuffle=True)]
-    [[30, 10], [20, 40]]
+    [[30, 20], [40, 10]]
     """
 
     def __init__(
