@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def plain(x: Array, dtype: np.dtype[Any]) -> Array:
 
 def as_rows(x: Array) -> Array:
     """View (..., d) as (n, d), also if d is 0."""
-    return x.reshape(int(np.prod(x.shape[:-1])), x.shape[-1])
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def widened(x: Array) -> Array:

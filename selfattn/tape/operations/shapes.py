@@ -102,24 +102,35 @@ def _filled(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
     return sizes
 
 
+def _reshaped(x: Array, sizes: tuple[int, ...]) -> Any:
+    """Return the rule's result for another shape."""
+    shape = x.shape
+    if -1 in sizes or math.prod(sizes) != x.size:
+        sizes = _filled(shape, sizes)
+    return (lambda x: x.reshape(sizes)), (lambda dy: dy.reshape(shape),)
+
+
+def is_view(x: Array, move: Callable[[Array], Array]) -> bool:
+    """Return whether a function gives a view of an array."""
+    return x.flags.c_contiguous or np.may_share_memory(move(x), x)
+
+
 @operation("", view=True, label="View")
 def _view(input: Array, sizes: tuple[int, ...]) -> Any:
-    shape, sizes = input.shape, _filled(input.shape, sizes)
-    found = input.reshape(sizes)
-    if not np.may_share_memory(found, input) and input.size:
+    found = _reshaped(input, sizes)
+    if not is_view(input, found[0]) and input.size:
         raise RuntimeError(
             "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
             "contiguous subspaces). Use .reshape(...) instead."
         )
-    return (lambda x: x.reshape(sizes)), (lambda dy: dy.reshape(shape),)
+    return found
 
 
 @operation(
-    "", view=True, label=lambda x, sizes: "View" if np.may_share_memory(x, x.reshape(sizes)) else "UnsafeView"
+    "", view=True, label=lambda x, sizes: "View" if is_view(x, lambda x: x.reshape(sizes)) else "UnsafeView"
 )
 def _reshape(input: Array, sizes: tuple[int, ...]) -> Any:
-    shape, sizes = input.shape, _filled(input.shape, sizes)
-    return (lambda x: x.reshape(sizes)), (lambda dy: dy.reshape(shape),)
+    return _reshaped(input, sizes)
 
 
 @composite("m")

@@ -281,6 +281,10 @@ class Composite:
 
     def __init__(self, function: Callable[..., Any], places: str) -> None:
         self.function, self.places, self.name = function, places, function.__name__.lstrip("_")
+        self.keeps = ("0",)  # one of its operations may need its input
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+        return self.function(*args, **kwargs)
 
 
 def composite(places: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -309,7 +313,9 @@ def share(out: Tensor, of: Tensor, replay: Callable[[Array], Array]) -> None:
     array = out._array
     if array is of._array:
         out._array = array.view()
-    elif array.base is None or not np.may_share_memory(array, of._array):
+    elif not of._array.flags.c_contiguous and not np.may_share_memory(
+        array, of._array
+    ):  # reshape() has copied
         return
     out._versions = of._versions
     if not array.flags.writeable and of._array.flags.writeable:  # an expanded axis: it cannot be written to
@@ -336,12 +342,21 @@ def write(x: Tensor, value: Tensor, at: Any = ...) -> Tensor:
     return x
 
 
-def in_place(op: Operation) -> Callable[..., Tensor]:
+def in_place(op: Operation | Composite) -> Callable[..., Tensor]:
     """Return the operation that writes its result into the first input."""
+    needs_old = any("0" in needs for needs in op.keeps)
 
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         check_writable(self)
-        result = op(self, *args, **kwargs)
+        old = self
+        if (
+            needs_old
+            and mode.enabled
+            and any(x.requires_grad for x in (self, *args) if isinstance(x, Tensor))
+        ):
+            old = wrap(self._array.copy())  # the gradients need the numbers that are written over
+            old._node = edge_of(self)
+        result = op(old, *args, **kwargs)
         if result._array.shape != self._array.shape:
             raise RuntimeError(
                 f"output with shape {list(self.shape)} doesn't match the broadcast shape {list(result.shape)}"
