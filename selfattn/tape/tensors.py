@@ -635,7 +635,7 @@ def grad(
             )
         results: list[Tensor | None] = []
         for n, (x, edge) in enumerate(zip(xs, edges, strict=True)):
-            got = edge.retained and edge.retained._grad if isinstance(edge, Node) else None
+            got = edge.retained._grad if isinstance(edge, Node) and edge.retained is not None else None
             if got is None and id(x) in found:
                 got = wrap(found[id(x)])
             if got is None and not allow_unused:

@@ -51,8 +51,6 @@ ALIASES = {
     "multiply": "mul",
     "negative": "neg",
     "not_equal": "ne",
-    "permute": "permute_dims",
-    "reshape": "reshape",
     "subtract": "sub",
     "swapaxes": "transpose",
     "swapdims": "transpose",
@@ -117,7 +115,6 @@ def _install() -> None:
     t.T = property(lambda self: shapes.permute(self, *range(self.ndim)[::-1]))
     t.mT = property(lambda self: self.transpose(-2, -1))
     t.H = t.T
-    t.permute = shapes.permute
 
 
 _install()

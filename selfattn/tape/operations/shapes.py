@@ -67,16 +67,10 @@ def _permute(input: Array, dims: tuple[int, ...]) -> Any:
     return (lambda x: x.transpose(dims)), (lambda dy: dy.transpose(back),)
 
 
-@composite("m")
+@composite("tm")
 def permute(input: Tensor, *dims: Any) -> Tensor:
     """Put the axes in another order."""
     return _permute(input, sizes_of(dims))
-
-
-@composite("t")
-def permute_dims(input: Tensor, dims: Sequence[int]) -> Tensor:
-    """Put the axes in another order."""
-    return _permute(input, tuple(dims))
 
 
 @composite("tm")
@@ -141,7 +135,7 @@ def view(input: Tensor, *shape: Any) -> Tensor:
     return _view(input, sizes_of(shape))
 
 
-@composite("m")
+@composite("tm")
 def reshape(input: Tensor, *shape: Any) -> Tensor:
     """Return the numbers in another shape: a view where that is possible, else a copy."""
     return _reshape(input, sizes_of(shape))
@@ -319,14 +313,43 @@ def getitem(input: Tensor, key: Any) -> Tensor:
             raise IndexError("invalid index of a 0-dim tensor. Use `tensor.item()` to convert it to a number")
         return _take_view(input, (key, ...))
     index, basic = index_of(key)
-    return _take_view(input, index) if basic else _take(input, index)
+    if basic:
+        return _take_view(input, index)
+    whole, index = _integers_first(index, input._array.ndim)
+    return _take(input if whole is None else _take_view(input, whole), index)
+
+
+def _integers_first(index: tuple[Any, ...], ndim: int) -> tuple[Any, Any]:
+    """Split an index of integers beside arrays: PyTorch takes the integers first, where NumPy makes them arrays.
+
+    The first part is None without integers.
+    """
+    if not any(each.__class__ is int for each in index):
+        return None, index
+    axes = [
+        each.ndim if isinstance(each, np.ndarray) and each.dtype == bool else int(each is not None)
+        for each in index
+    ]
+    rest = ndim - sum(n for each, n in zip(index, axes, strict=True) if each is not Ellipsis)
+    first: list[Any] = []
+    for each, n in zip(index, axes, strict=True):
+        if each.__class__ is int:
+            first.append(each)
+        else:
+            first += [slice(None)] * (rest if each is Ellipsis else n)
+    return (*first, ...), tuple(each for each in index if each.__class__ is not int)
 
 
 @composite("")
 def setitem(input: Tensor, key: Any, value: Any) -> None:
     """Write into the part of a tensor at an index."""
     check_writable(input)
-    index, _ = index_of(key)
+    index, basic = index_of(key)
+    if not basic:
+        whole, index = _integers_first(index, input._array.ndim)
+        if whole is not None:
+            setitem(_take_view(input, whole), index, value)
+            return
     x = input._array
     source = as_tensor_array(value) if isinstance(value, Tensor | np.ndarray) else value
     before = edge_of(input) if mode.enabled else None
