@@ -99,7 +99,7 @@ def test_copies_of_tensors():
         copy.deepcopy(layer.weight * 2)
 
 
-# ------------------------------------------------------------------------------------------------ programs that are drawn
+# --------------------------------------------------------------------------------------------- programs that are drawn
 
 
 def a_step(n, v, views, w):
