@@ -20,12 +20,34 @@ The guide's page "From scratch" lists which names are here. Layers call the same
 """
 
 import math as _math
+import sys as _sys
 from importlib.util import find_spec as _find_spec
 from typing import Any as _Any
 
 from selfattn.tape import autograd, dtypes, nn, operations, optim, utils
 from selfattn.tape.creation import *  # noqa: F403
-from selfattn.tape.devices import backends, cuda, mps
+from selfattn.tape.devices import (
+    amp,
+    autocast,
+    backends,
+    compile,
+    cuda,
+    distributed,
+    mps,
+    multiprocessing,
+    set_float32_matmul_precision,
+    set_num_threads,
+    use_deterministic_algorithms,
+)
+from selfattn.tape.devices import (
+    checkpoints as _checkpoints,
+)
+from selfattn.tape.devices import (
+    parallel as _parallel,
+)
+from selfattn.tape.devices import (
+    samplers as _samplers,
+)
 from selfattn.tape.dtypes import (
     Size,
     bfloat16,
@@ -75,11 +97,15 @@ __all__ = [
     "Generator",
     "Size",
     "Tensor",
+    "amp",
+    "autocast",
     "autograd",
     "backends",
     "bfloat16",
+    "compile",
     "cuda",
     "device",
+    "distributed",
     "dtype",
     "enable_grad",
     "finfo",
@@ -93,16 +119,20 @@ __all__ = [
     "load",
     "manual_seed",
     "mps",
+    "multiprocessing",
     "nn",
     "no_grad",
     "optim",
     "save",
     "seed",
     "set_default_dtype",
+    "set_float32_matmul_precision",
     "set_grad_enabled",
+    "set_num_threads",
     "set_printoptions",
     "set_rng_state",
     "uint8",
+    "use_deterministic_algorithms",
     "utils",
 ]
 
@@ -147,8 +177,32 @@ class _KindOfTensor(type):
 
 globals().update({name: _KindOfTensor(name, (), {"dtype": kind}) for name, kind in dtypes.KINDS.items()})
 
+# Modules of PyTorch that texts import from, and where their names are here.
+for _place, _module in {
+    "amp": amp,
+    "backends": backends,
+    "cuda": cuda,
+    "cuda.amp": amp,
+    "distributed": distributed,
+    "multiprocessing": multiprocessing,
+    "nn.modules": nn,
+    "nn.parallel": _parallel,
+    "nn.parameter": nn,
+    "nn.utils.clip_grad": nn.utils,
+    "nn.utils.rnn": nn.utils,
+    "optim.optimizer": optim,
+    "utils.checkpoint": _checkpoints,
+    "utils.data.dataloader": utils.data,
+    "utils.data.dataset": utils.data,
+    "utils.data.distributed": _samplers,
+    "utils.data.sampler": utils.data,
+}.items():
+    _sys.modules[f"{__name__}.{_place}"] = _module
+    _parent, _, _name = f"{__name__}.{_place}".rpartition(".")
+    setattr(_sys.modules[_parent], _name, _module)
+
 if _find_spec("einops"):
-    from selfattn.tape import _einops  # noqa: F401
+    from selfattn.tape import einops  # noqa: F401
 
 
 def __getattr__(name: str) -> _Any:

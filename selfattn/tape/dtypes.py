@@ -84,7 +84,8 @@ def dtype_of(array: Array) -> dtype:
 
 
 def as_dtype(given: Any) -> dtype:
-    """Return a dtype that is given as one, as ``"torch.FloatTensor"``, or as Python's float, int or bool."""
+    """Return a dtype that is given as one, as FloatTensor or its name, or as Python's float, int or bool."""
+    given = getattr(given, "dtype", given) if isinstance(given, type) else given
     if isinstance(given, dtype):
         return given
     found = KINDS.get(given.rpartition(".")[2]) if isinstance(given, str) else OF_PYTHON.get(given)

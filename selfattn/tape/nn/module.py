@@ -16,6 +16,9 @@ from selfattn.tape.dtypes import as_dtype, dtype
 from selfattn.tape.operations.layers import attention_calls
 from selfattn.tape.tensors import Parameter, Tensor, as_tensor_array, enable_grad, grad, wrap
 
+# From layers of other packages to modules, by the name of the file that defines their class.
+ADOPTED: dict[str, Callable[[Any], Any]] = {}
+
 
 class Module(layers.Module):
     """A module: its parameters, its submodules, and ``forward``, whose gradients come from the tape.
@@ -85,7 +88,7 @@ class Module(layers.Module):
                 f"cannot assign {type(value).__name__} as buffer {name!r}: a Tensor or None is needed"
             )
         else:
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, _adopted(value))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("register_") and name.endswith("hook"):
@@ -427,8 +430,7 @@ class _Container(Module):
 
     def add_module(self, name: str, module: Any) -> None:
         """Add a module."""
-        _check_module(self, module)
-        self._modules[name] = module
+        self._modules[name] = _checked_module(self, module)
 
     register_module = add_module
 
@@ -440,9 +442,16 @@ class _Container(Module):
         return modules[name] if name in modules else super().__getattr__(name)
 
 
-def _check_module(owner: Module, module: Any) -> None:
+def _adopted(value: Any) -> Any:
+    adopt = ADOPTED.get(type(value).__module__)
+    return value if adopt is None else adopt(value)
+
+
+def _checked_module(owner: Module, module: Any) -> Any:
+    module = _adopted(module)
     if not isinstance(module, layers.Module):
         raise TypeError(f"only modules can be in a {type(owner).__name__}, not {type(module).__name__}")
+    return module
 
 
 class ModuleList(_Container):
@@ -470,9 +479,8 @@ class ModuleList(_Container):
 
     def insert(self, index: int, module: Any) -> None:
         """Add a module before the one at an index."""
-        _check_module(self, module)
         found = list(self)
-        found.insert(index, module)
+        found.insert(index, _checked_module(self, module))
         self._replace(found)
 
     def pop(self, index: int = -1) -> Any:
@@ -493,9 +501,8 @@ class ModuleList(_Container):
         return type(self)(found) if isinstance(index, slice) else found
 
     def __setitem__(self, index: int, module: Any) -> None:
-        _check_module(self, module)
         found = list(self)
-        found[index] = module
+        found[index] = _checked_module(self, module)
         self.__dict__["_modules"] = dict(zip(self._modules, found, strict=True))
 
     def __delitem__(self, index: Any) -> None:

@@ -1,12 +1,14 @@
-"""Clipping of gradients, as ``torch.nn.utils``."""
+"""Clipping of gradients, and sequences of several lengths, as ``torch.nn.utils``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from selfattn import optim
+from selfattn.tape.operations.shapes import cat, pad, stack
 from selfattn.tape.tensors import Tensor, wrap
 
 
@@ -42,6 +44,27 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
     """Join all numbers of parameters on one axis."""
-    from selfattn.tape.operations.shapes import cat
-
     return cat([parameter.reshape(-1) for parameter in parameters])
+
+
+def pad_sequence(
+    sequences: Iterable[Tensor], batch_first: bool = False, padding_value: float = 0.0
+) -> Tensor:
+    """Join tensors of several lengths along a new axis, the shorter ones with numbers at their ends.
+
+    Parameters
+    ----------
+    sequences : iterable of Tensor
+        Of one shape, but for their first axes.
+    batch_first : bool, default False
+        Whether the new axis is the first, or the second.
+    padding_value : float, default 0
+
+    Returns
+    -------
+    Tensor
+    """
+    found: list[Any] = list(sequences)
+    longest = max(map(len, found))
+    padded = [pad(x, (0, 0) * (x.ndim - 1) + (0, longest - len(x)), value=padding_value) for x in found]
+    return stack(padded, 0 if batch_first else 1)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from selfattn import optim as arrays
-from selfattn.optim import lr_scheduler
 from selfattn.tape.missing import missing
 from selfattn.tape.nn.module import forget_gradients
+from selfattn.tape.optim import lr_scheduler
 from selfattn.tape.tensors import Tensor, enable_grad, wrap
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "lr_scheduler"]
@@ -34,7 +34,7 @@ class Optimizer:
         What a subclass keeps for each parameter.
     """
 
-    stepped = False  # whether step has been called; a schedule warns if it is called first
+    stepped = True  # whether step has been called; a schedule warns if it has not
 
     def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
         if isinstance(params, Tensor):
@@ -123,6 +123,7 @@ class _InC(Optimizer):
     """An optimiser whose steps are those of selfattn.optim."""
 
     _kind: type[arrays.Optimizer]
+    stepped = False
 
     def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
         super().__init__(params, defaults)
@@ -261,6 +262,7 @@ class SGD(_InC):
         *,
         maximize: bool = False,
         foreach: bool | None = None,
+        fused: bool | None = None,
     ) -> None:
         _refuse("SGD", {"maximize": maximize})
         super().__init__(
@@ -302,6 +304,7 @@ class Adam(_InC):
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
+        fused: bool | None = None,
     ) -> None:
         _refuse(type(self).__name__, {"maximize": maximize, "capturable": capturable})
         super().__init__(
@@ -332,6 +335,7 @@ class AdamW(Adam):
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
+        fused: bool | None = None,
     ) -> None:
         super().__init__(
             params,

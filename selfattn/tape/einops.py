@@ -1,12 +1,17 @@
-"""Tensors as one of the frameworks of einops, which finds them by this module's name."""
+"""Tensors as one of the frameworks of einops, and its layers, as ``einops.layers.torch``.
+
+einops finds :class:`TapeBackend` among the subclasses of its base when it first sees a tensor.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from einops._backends import AbstractBackend
+from einops.layers import RearrangeMixin, ReduceMixin
 
 from selfattn.tape import creation
+from selfattn.tape.nn.module import ADOPTED, Module
 from selfattn.tape.operations import shapes
 from selfattn.tape.tensors import Tensor
 
@@ -81,3 +86,29 @@ class TapeBackend(AbstractBackend):
         from selfattn.tape.operations.products import einsum
 
         return einsum(pattern, *x)
+
+
+class _Layer(Module):
+    def forward(self, input: Any) -> Any:
+        """Rearrange or reduce the axes, as the pattern says."""
+        return self._apply_recipe(input)
+
+
+class Rearrange(RearrangeMixin, _Layer):  # type: ignore[misc]
+    """The layer of ``einops.rearrange``."""
+
+
+class Reduce(ReduceMixin, _Layer):  # type: ignore[misc]
+    """The layer of ``einops.reduce``."""
+
+
+def _adopted(layer: Any) -> Any:
+    """Return the layer of this module in place of PyTorch's of the same name."""
+    if type(layer).__name__ == "Rearrange":
+        return Rearrange(layer.pattern, **layer.axes_lengths)
+    if type(layer).__name__ == "Reduce":
+        return Reduce(layer.pattern, layer.reduction, **layer.axes_lengths)
+    return layer
+
+
+ADOPTED["einops.layers.torch"] = _adopted
