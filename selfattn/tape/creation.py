@@ -156,6 +156,23 @@ def eye(
     return _made(np.eye(n, m, dtype=_kind(dtype)), requires_grad, device)
 
 
+def _triangle(name: str, numpy: Callable[..., Any], words: str) -> Callable[..., Tensor]:
+    def indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
+        return _made(
+            np.stack(numpy(row, offset, col)).astype(np.int64 if dtype is None else _kind(dtype)),
+            False,
+            device,
+        )
+
+    indices.__name__ = indices.__qualname__ = name
+    indices.__doc__ = f"Return the rows and the columns of a matrix that are {words} a diagonal."
+    return indices
+
+
+tril_indices = _triangle("tril_indices", np.tril_indices, "on or below")
+triu_indices = _triangle("triu_indices", np.triu_indices, "on or above")
+
+
 def arange(
     *bounds: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **named: Any
 ) -> Tensor:
@@ -390,6 +407,8 @@ __all__ = [
     "randn_like",
     "randperm",
     "tensor",
+    "tril_indices",
+    "triu_indices",
     "zeros",
     "zeros_like",
 ]

@@ -94,11 +94,11 @@ class _Layer(Module):
         return self._apply_recipe(input)
 
 
-class Rearrange(RearrangeMixin, _Layer):  # type: ignore[misc]
+class Rearrange(RearrangeMixin, _Layer):
     """The layer of ``einops.rearrange``."""
 
 
-class Reduce(ReduceMixin, _Layer):  # type: ignore[misc]
+class Reduce(ReduceMixin, _Layer):
     """The layer of ``einops.reduce``."""
 
 

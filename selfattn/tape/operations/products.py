@@ -113,13 +113,6 @@ def outer(input: Tensor, vec2: Tensor) -> Any:
     return input.unsqueeze(1) * vec2
 
 
-@composite("t")
-def einsum(equation: str, *operands: Any) -> Any:
-    """Return a sum of products in Einstein's notation."""
-    tensors = list(operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands)
-    return _einsum(tensors, equation)
-
-
 @operation("", many=True, keeps=(), label="Einsum")
 def _einsum(input: list[Array], equation: str) -> Any:
     """Return a sum of products; the gradient of an operand is the sum of products of the others."""
@@ -136,7 +129,7 @@ def _einsum(input: list[Array], equation: str) -> Any:
         asked = "..." * ("..." in given) + "".join(c for c in letters if given.count(c) == 1)
     asked = asked.replace("...", "".join(spare))
     sizes = {c: n for x, t in zip(input, full, strict=True) for c, n in zip(t, x.shape, strict=True)}
-    y = np.einsum(f"{','.join(full)}->{asked}", *input, optimize=True)
+    y = np.ascontiguousarray(np.einsum(f"{','.join(full)}->{asked}", *input, optimize=True))
 
     def of(i: int) -> Any:
         def back(dy: Array) -> Array:
@@ -160,6 +153,13 @@ def _einsum(input: list[Array], equation: str) -> Any:
         return back
 
     return y, tuple(of(i) for i in range(len(input)))
+
+
+@composite("t")
+def einsum(equation: str, *operands: Any) -> Any:
+    """Return a sum of products in Einstein's notation."""
+    tensors = list(operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands)
+    return _einsum(tensors, equation)
 
 
 @composite("f")

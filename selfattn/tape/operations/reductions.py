@@ -11,7 +11,7 @@ from selfattn import _core
 from selfattn._check import Array
 from selfattn.tape.dtypes import as_dtype, dtype
 from selfattn.tape.operations.table import TABLE, ValuesIndices, composite, operation, quiet
-from selfattn.tape.tensors import Tensor
+from selfattn.tape.tensors import Tensor, wrap
 
 Dim: TypeAlias = int | tuple[int, ...] | list[int] | None
 
@@ -283,6 +283,20 @@ _truth("count_nonzero", np.count_nonzero)
 def bincount(input: Array, weights: Any = None, minlength: int = 0) -> Any:
     """Return how often each integer from 0 on occurs."""
     return np.bincount(input, getattr(weights, "_array", weights), minlength), None
+
+
+@composite("tm")
+def unique(
+    input: Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
+    """Return the numbers that occur, or the slices of an axis; with where, and how often."""
+    options: dict[str, Any] = {"return_inverse": return_inverse, "return_counts": return_counts, "axis": dim}
+    found: Any = np.unique(input._array, **options)
+    return tuple(map(wrap, found)) if isinstance(found, tuple) else wrap(found)
 
 
 @composite("tm")

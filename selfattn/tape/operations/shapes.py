@@ -579,6 +579,26 @@ def index_fill_(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return write(input, index_fill(input, dim, index, value))
 
 
+@operation("", 2)
+def _index_add(input: Array, source: Array, dim: int, index: Any) -> Any:
+    place = (*(slice(None),) * (dim % input.ndim), _integers(index, "index"))
+    y = input.copy()
+    np.add.at(y, place, source)
+    return y, (lambda dy: dy, lambda dy: dy[place])
+
+
+@composite("tm")
+def index_add(input: Tensor, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Tensor:
+    """Add the slices of another tensor to those of an axis at some places, which may occur several times."""
+    return _index_add(input, source if alpha == 1 else source * alpha, dim, index)
+
+
+@composite("m")
+def index_add_(input: Tensor, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Tensor:
+    """Write the result of :func:`index_add` into the tensor, and return the tensor."""
+    return write(input, index_add(input, dim, index, source, alpha=alpha))
+
+
 @composite("tm")
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     """Return where the numbers are not 0: a row for each, or a tensor for each axis."""
