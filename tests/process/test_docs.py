@@ -83,6 +83,14 @@ def test_files_that_contributing_names_exist():
     assert lacking == ["csrc/isa/NAME.c", "csrc/simd/NAME.h"]
 
 
+def test_the_table_of_names_of_the_tape_is_that_of_its_operations():
+    spec = importlib.util.spec_from_file_location("tape_names", ROOT / "tools/tape_names.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    text = tool.PAGE.read_text(encoding="utf-8")
+    assert tool.page_with_table(text) == text, "run `python tools/tape_names.py`"
+
+
 # Functions of the core whose signatures and docstrings stand in selfattn/functional; small arguments of each.
 X = np.arange(12.0).reshape(3, 4) / 7
 DESCRIBED_IN_PYTHON = {
