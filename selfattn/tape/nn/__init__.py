@@ -4,6 +4,7 @@ from typing import Any
 
 from selfattn.tape.missing import missing
 from selfattn.tape.nn import functional, init, layers, module, utils
+from selfattn.tape.nn.attention import MultiheadAttention
 from selfattn.tape.nn.layers import (
     Dropout,
     Embedding,
@@ -32,6 +33,7 @@ __all__ = [
     "Module",
     "ModuleDict",
     "ModuleList",
+    "MultiheadAttention",
     "PReLU",
     "Parameter",
     "ParameterList",

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from selfattn import nn as layers
+from selfattn._check import Array
 from selfattn.tape.dtypes import as_dtype, get_default_dtype
 from selfattn.tape.generator import default_generator
 from selfattn.tape.nn import functional as F  # noqa: N812
@@ -19,7 +20,8 @@ from selfattn.tape.tensors import Parameter, Tensor, no_grad, wrap
 f: Any = F
 
 
-def _kind(dtype: Any) -> np.dtype[Any]:
+def dtype_of_layer(dtype: Any) -> np.dtype[Any]:
+    """Return NumPy's dtype of a layer that is made with a dtype, or without one."""
     return (get_default_dtype() if dtype is None else as_dtype(dtype)).numpy
 
 
@@ -43,9 +45,20 @@ class Linear(Module):
         self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None
     ) -> None:
         self.in_features, self.out_features = in_features, out_features
-        made = layers.Linear(in_features, out_features, bias, dtype=_kind(dtype), rng=default_generator())
+        made = layers.Linear(
+            in_features, out_features, bias, dtype=dtype_of_layer(dtype), rng=default_generator()
+        )
         self.register_parameter("weight", _parameter(made.weight))
         self.register_parameter("bias", _parameter(made.bias))
+
+    @classmethod
+    def of_arrays(cls, weight: Array, bias: Array | None) -> Self:
+        """Make a layer of arrays that exist."""
+        made = object.__new__(cls)
+        made.out_features, made.in_features = weight.shape
+        made.register_parameter("weight", _parameter(weight))
+        made.register_parameter("bias", _parameter(bias))
+        return made
 
     def reset_parameters(self) -> None:
         """Draw the parameters again."""
@@ -110,7 +123,7 @@ class Embedding(Module):
     ) -> None:
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         made = layers.Embedding(
-            num_embeddings, embedding_dim, padding_idx, dtype=_kind(dtype), rng=default_generator()
+            num_embeddings, embedding_dim, padding_idx, dtype=dtype_of_layer(dtype), rng=default_generator()
         )
         self.padding_idx = made.padding_idx
         self.register_parameter("weight", _parameter(made.weight))
@@ -161,7 +174,7 @@ class LayerNorm(Module):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        made = layers.LayerNorm(normalized_shape, eps, elementwise_affine, bias, dtype=_kind(dtype))
+        made = layers.LayerNorm(normalized_shape, eps, elementwise_affine, bias, dtype=dtype_of_layer(dtype))
         self.normalized_shape, self.eps, self.elementwise_affine = (
             made.normalized_shape,
             eps,
@@ -199,7 +212,7 @@ class RMSNorm(Module):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        made = layers.RMSNorm(normalized_shape, eps, elementwise_affine, dtype=_kind(dtype))
+        made = layers.RMSNorm(normalized_shape, eps, elementwise_affine, dtype=dtype_of_layer(dtype))
         self.normalized_shape, self.eps, self.elementwise_affine = (
             made.normalized_shape,
             eps,
@@ -284,7 +297,7 @@ class PReLU(Module):
         self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None
     ) -> None:
         self.num_parameters = num_parameters
-        self.register_parameter("weight", _parameter(np.full(num_parameters, init, _kind(dtype))))
+        self.register_parameter("weight", _parameter(np.full(num_parameters, init, dtype_of_layer(dtype))))
 
     def forward(self, input: Tensor) -> Any:
         """Compute the function of each number."""

@@ -581,7 +581,7 @@ def index_fill_(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
 
 @operation("", 2)
 def _index_add(input: Array, source: Array, dim: int, index: Any) -> Any:
-    place = (*(slice(None),) * (dim % input.ndim), _integers(index, "index"))
+    place: Any = (*(slice(None),) * (dim % input.ndim), _integers(index, "index"))
     y = input.copy()
     np.add.at(y, place, source)
     return y, (lambda dy: dy, lambda dy: dy[place])
