@@ -43,7 +43,8 @@ class Node:
         From the gradient of the result to those of all inputs, or one function for each input. None: its arrays have
         been freed.
     kept : tuple of (list, int), or None
-        The counts of changes of the arrays that ``backs`` need, and what they were. None: it needs no arrays.
+        The counts of changes of the arrays that ``backs`` need, and what they were. None: it holds no arrays, and is
+        not freed.
     number : int
         Larger than those of all nodes before it.
     """
@@ -565,7 +566,7 @@ def run_backward(
                 node.backs = node.kept = FREED
 
 
-FREED: Any = ()
+FREED: Any = ("freed",)
 
 
 def _check_kept(node: Node) -> None:

@@ -88,6 +88,7 @@ SAMPLES = {
     "meshgrid": [(T((3,)), T((2,)))],
     "index_select": [(FIRST, 1, Ids((4, 5)))],
     "gather": [(FIRST, 1, Ids((4, 3, 2)))],
+    "index_add": [(FIRST, 1, Ids((4, 2)), T((3, 2)))],
     "index_fill": [(FIRST, 1, Ids((4, 2)), 0.5)],
     "masked_fill": [(FIRST, Mask((3, 4)), 0.5), (FIRST, Mask((4,)), T(()))],
     "masked_select": [(FIRST, Mask((3, 4)))],
@@ -125,12 +126,14 @@ ELSEWHERE = {
     "scatter",
     "scatter_",
     "index_fill_",
+    "index_add_",
     "copy_",
 }
 NO_GRADIENT = {
     "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "logical_and",
     "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite", "isclose", "argmax", "argmin", "argsort",
-    "all", "any", "count_nonzero", "bincount", "nonzero", "type", "long", "int", "short", "bool", "zero", "fill",
+    "all", "any", "count_nonzero", "bincount", "nonzero", "type",
+    "unique", "long", "int", "short", "bool", "zero", "fill",
     "half", "bfloat16", "float", "double", "floor_divide", "rounded_division",
 }  # fmt: skip
 NAMES = [
@@ -258,3 +261,31 @@ def test_values_and_gradients_are_those_of_pytorch(dtype):
 def test_every_operation_has_a_sample():
     assert set(TABLE) >= ELSEWHERE | NO_GRADIENT
     assert set(SAMPLES) <= set(TABLE)
+
+
+def held(node, seen):
+    """Yield the arrays that functions of the graph hold."""
+    if not hasattr(node, "inputs") or node in seen:
+        return
+    seen.add(node)
+    backs = node.backs if isinstance(node.backs, tuple) else (node.backs,)
+    for back in backs:
+        cells = [back] if callable(back) else []
+        while cells:
+            function = cells.pop()
+            for cell in getattr(function, "__closure__", None) or ():
+                if isinstance(cell.cell_contents, np.ndarray) and cell.cell_contents.size > 1:
+                    yield node
+                elif callable(cell.cell_contents):
+                    cells.append(cell.cell_contents)
+    for edge in node.inputs:
+        yield from held(edge, seen)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_held_after_backward(name):
+    for arguments in calls(name):
+        results, _ = call(tape, name, arguments, True)
+        loss = total(tape, results)
+        loss.backward()
+        assert not list(held(loss.grad_fn, set()))

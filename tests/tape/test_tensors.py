@@ -274,7 +274,7 @@ def test_numbers_of_python_keep_the_dtype():
         (lambda: tape.ones(2).item(), RuntimeError, "2 elements"),
         (lambda: tape.ones(2).cuda(), RuntimeError, "CPU alone"),
         (lambda: tape.ones(2).to("cuda"), RuntimeError, "CPU alone"),
-        (lambda: tape.compile, AttributeError, "from_scratch"),
+        (lambda: tape.fft, AttributeError, "from_scratch"),
         (lambda: nn.Conv2d, AttributeError, "from_scratch"),
         (lambda: nn.functional.conv1d, AttributeError, "from_scratch"),
         (lambda: tape.ones(2) + "a", TypeError, "unsupported operand"),

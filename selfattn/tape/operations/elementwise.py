@@ -9,7 +9,7 @@ import numpy as np
 
 from selfattn import _core
 from selfattn._check import Array
-from selfattn.tape.operations.table import TABLE, composite, fit, operation, quiet
+from selfattn.tape.operations.table import TABLE, composite, fit, operation, quiet, shape_of
 from selfattn.tape.tensors import Tensor
 
 # ---------------------------------------------------------------------------------------------------------- arithmetic
@@ -18,32 +18,36 @@ from selfattn.tape.tensors import Tensor
 @operation("tmi", 2, promotes="same")
 def add(input: Any, other: Any, alpha: float = 1) -> Any:
     """Return input + alpha·other."""
+    left, right = shape_of(input), shape_of(other)
     if alpha != 1:
-        return input + other * alpha, (lambda dy: fit(dy, input), lambda dy: fit(dy * alpha, other))
-    return input + other, (lambda dy: fit(dy, input), lambda dy: fit(dy, other))
+        return input + other * alpha, (lambda dy: fit(dy, left), lambda dy: fit(dy * alpha, right))
+    return input + other, (lambda dy: fit(dy, left), lambda dy: fit(dy, right))
 
 
 @operation("tmi", 2, promotes="same")
 def sub(input: Any, other: Any, alpha: float = 1) -> Any:
     """Return input − alpha·other."""
+    left, right = shape_of(input), shape_of(other)
     if alpha != 1:
-        return input - other * alpha, (lambda dy: fit(dy, input), lambda dy: fit(dy * -alpha, other))
-    return input - other, (lambda dy: fit(dy, input), lambda dy: fit(-dy, other))
+        return input - other * alpha, (lambda dy: fit(dy, left), lambda dy: fit(dy * -alpha, right))
+    return input - other, (lambda dy: fit(dy, left), lambda dy: fit(-dy, right))
 
 
 @operation("tmi", 2, promotes="same", keeps=("1", "0"))
 def mul(input: Any, other: Any) -> Any:
     """Return input·other."""
-    return input * other, (lambda dy: fit(dy * other, input), lambda dy: fit(dy * input, other))
+    left, right = shape_of(input), shape_of(other)
+    return input * other, (lambda dy: fit(dy * other, left), lambda dy: fit(dy * input, right))
 
 
 @operation("tmi", 2, promotes="float", keeps=("1", "01"), label="Div")
 @quiet
 def true_divide(input: Any, other: Any) -> Any:
     """Return input / other."""
+    left = shape_of(input)
     return input / other, (
-        lambda dy: fit(dy / other, input),
-        lambda dy: fit(-dy * (input / other) / other, other),
+        lambda dy: fit(dy / other, left),
+        lambda dy: fit(-dy * (input / other) / other, other.shape),
     )
 
 
@@ -77,9 +81,10 @@ def floor_divide(input: Any, other: Any) -> Any:
 @quiet
 def remainder(input: Any, other: Any) -> Any:
     """Return the remainder of input / other, with the sign of other."""
+    left = shape_of(input)
     return np.mod(input, other), (
-        lambda dy: fit(dy, input),
-        lambda dy: fit(-dy * np.floor_divide(input, other), other),
+        lambda dy: fit(dy, left),
+        lambda dy: fit(-dy * np.floor_divide(input, other), other.shape),
     )
 
 
@@ -101,12 +106,12 @@ def pow(input: Any, exponent: Any) -> Any:
             slope = 2 * input if exponent == 2 else exponent * np.power(input, exponent - 1)
             return dy * (slope if exponent != 0 else np.zeros_like(input))
         slope = np.where(exponent == 0, 0, exponent * np.power(input, exponent - 1))
-        return fit((dy * slope).astype(dy.dtype), input)
+        return fit((dy * slope).astype(dy.dtype), input.shape)
 
     def of_exponent(dy: Array) -> Array:
         base = np.asarray(input)
         slope = np.where((base == 0) & (exponent >= 0), 0, y * np.log(base))
-        return fit((dy * slope).astype(dy.dtype), exponent)
+        return fit((dy * slope).astype(dy.dtype), exponent.shape)
 
     return y, (of_input, of_exponent)
 
@@ -130,7 +135,9 @@ def _two(name: str, numpy: Any, wins: Any) -> None:
 
     def rule(input: Any, other: Any) -> Any:
         def of(x: Any, y: Any) -> Any:
-            return lambda dy: fit(np.where(wins(x, y), dy, np.where(x == y, dy / 2, 0)).astype(dy.dtype), x)
+            return lambda dy: fit(
+                np.where(wins(x, y), dy, np.where(x == y, dy / 2, 0)).astype(dy.dtype), x.shape
+            )
 
         return numpy(input, other), (of(input, other), of(other, input))
 
@@ -189,7 +196,7 @@ def erf_of(x: Array) -> Array:
 
 
 _function("exp", np.exp, lambda x, y: y, "o")
-_function("expm1", np.expm1, lambda x, y: y + 1, "o")
+_function("expm1", np.expm1, lambda x, y: y + 1, "o", label="Expm1Backward0")
 _function("log", np.log, lambda x, y: 1 / x, "0")
 _function("log2", np.log2, lambda x, y: 1 / (x * x.dtype.type(math.log(2))), "0", label="Log2Backward0")
 _function("log10", np.log10, lambda x, y: 1 / (x * x.dtype.type(math.log(10))), "0", label="Log10Backward0")
@@ -215,9 +222,20 @@ _function("erf", erf_of, lambda x, y: x.dtype.type(2 / math.sqrt(math.pi)) * np.
 _function("tanh", np.tanh, lambda x, y: 1 - y * y, "o", "tmif")
 _function("sigmoid", logistic, lambda x, y: y * (1 - y), "o", "tmif")
 
-_WHOLE: dict[str, Any] = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "sign": np.sign}
-for _name, _numpy in _WHOLE.items():
-    _function(_name, _numpy, lambda x, y: np.zeros_like(x), "", floats=False)
+
+def _whole(name: str, numpy: Any) -> None:
+    """Add a function with steps, whose gradient is 0."""
+
+    def rule(input: Array) -> Any:
+        return numpy(input), (np.zeros_like,)
+
+    rule.__name__, rule.__doc__ = name, f"Return {name} of each number."
+    operation("tmi")(rule)
+
+
+_STEPS: dict[str, Any] = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "sign": np.sign}
+for _name, _numpy in _STEPS.items():
+    _whole(_name, _numpy)
 
 
 @operation("tmi")
@@ -393,7 +411,7 @@ def prelu(input: Array, weight: Array) -> Any:
     per = weight.reshape(()) if weight.size == 1 else weight.reshape(-1, *(1,) * (input.ndim - 2))
     return np.where(input > 0, input, per * input), (
         lambda dy: dy * np.where(input > 0, input.dtype.type(1), per),
-        lambda dy: fit(dy * np.minimum(input, 0), per).reshape(weight.shape),
+        lambda dy: fit(dy * np.minimum(input, 0), per.shape).reshape(weight.shape),
     )
 
 

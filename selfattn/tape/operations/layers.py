@@ -51,7 +51,7 @@ def rms_norm(
     return _rms_norm(input, weight, _shape(normalized_shape), eps)
 
 
-@operation("", 2, label="Embedding")
+@operation("", 2, label="Embedding", keeps=("", "0"))
 def _embedding(input: Array, weight: Array, padding_idx: int | None) -> Any:
     if input.dtype.kind not in "iu":
         raise RuntimeError(f"the indices of an embedding must be integers, not {input.dtype}")
@@ -59,8 +59,10 @@ def _embedding(input: Array, weight: Array, padding_idx: int | None) -> Any:
         wrong = input.min() if input.min() < 0 else input.max()
         raise IndexError(f"index out of range in self: {wrong} is not in 0 … {len(weight) - 1}")
 
+    shape = weight.shape
+
     def back(dy: Array) -> Array:
-        dx = added_at(weight, (input,), dy)
+        dx = added_at(shape, (input,), dy)
         if padding_idx is not None:
             dx[padding_idx] = 0
         return dx
@@ -88,7 +90,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Any:
     return _one_hot(tensor, num_classes)
 
 
-@operation("")
+@operation("", keeps=("-",))
 def _dropout(input: Array, p: float) -> Any:
     if p == 1:
         factors: Array = np.zeros_like(input)
@@ -115,7 +117,7 @@ def _by_layer(loss: Any, x: Array, target: Any) -> Any:
     return value, (pullback,)
 
 
-@operation("", label="NllLoss")
+@operation("", label="NllLoss", keeps=("0",))
 def _cross_entropy(input: Array, target: Array, loss: Any) -> Any:
     return _by_layer(loss, input, target)
 
@@ -206,7 +208,7 @@ def binary_cross_entropy(
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
-@operation("", label="BinaryCrossEntropyWithLogits")
+@operation("", label="BinaryCrossEntropyWithLogits", keeps=("0",))
 def _with_logits(input: Array, target: Array, loss: Any) -> Any:
     return _by_layer(loss, input, target)
 

@@ -23,21 +23,21 @@ def _product(x: Array, y: Array) -> Array:
 
 def _of_left(dy: Array, x: Array, y: Array) -> Array:
     if y.ndim == 1:
-        return fit(np.expand_dims(dy, -1) * y, x)
+        return fit(np.expand_dims(dy, -1) * y, x.shape)
     if x.ndim == 1:
-        return fit(np.matmul(np.expand_dims(dy, -2), y.swapaxes(-1, -2))[..., 0, :], x)
-    return fit(_product(dy, y.swapaxes(-1, -2)), x)
+        return fit(np.matmul(np.expand_dims(dy, -2), y.swapaxes(-1, -2))[..., 0, :], x.shape)
+    return fit(_product(dy, y.swapaxes(-1, -2)), x.shape)
 
 
 def _of_right(dy: Array, x: Array, y: Array) -> Array:
     if x.ndim == 1:
         outer = np.expand_dims(x, -1) * np.expand_dims(dy, -2) if y.ndim > 1 else dy * x
-        return fit(outer, y)
+        return fit(outer, y.shape)
     if y.ndim == 1:
         return np.matmul(as_rows(x).T, dy.reshape(-1))
     if y.ndim == 2:
         return as_rows(x).T @ as_rows(dy)
-    return fit(np.matmul(x.swapaxes(-1, -2), dy), y)
+    return fit(np.matmul(x.swapaxes(-1, -2), dy), y.shape)
 
 
 def _rule(input: Array, other: Array) -> Any:

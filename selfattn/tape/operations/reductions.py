@@ -23,11 +23,11 @@ def axes_of(x: Array, dim: Dim) -> tuple[int, ...]:
     return np.lib.array_utils.normalize_axis_tuple(dim, max(x.ndim, 1))[: x.ndim or 0]
 
 
-def spread(dy: Array, x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
-    """Return the gradient of a sum for each of its terms."""
+def spread(dy: Array, shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool) -> Array:
+    """Return the gradient of a sum for each of its terms, which have a shape."""
     if not keepdim and axes:
         dy = np.expand_dims(dy, axes)
-    return np.broadcast_to(dy, x.shape)
+    return np.broadcast_to(dy, shape)
 
 
 def in_kind(x: Array, kind: dtype | None) -> Array:
@@ -47,10 +47,10 @@ def _numbered(name: str) -> Any:
 @operation("tm", label=_numbered("Sum"))
 def sum(input: Array, dim: Dim = None, keepdim: bool = False, *, dtype: dtype | None = None) -> Any:
     """Return the sum over one axis, several, or all."""
-    axes, kind = axes_of(input, dim), input.dtype
+    axes, kind, shape = axes_of(input, dim), input.dtype, input.shape
     wide = in_kind(input, dtype)
     return np.sum(wide, axis=axes, keepdims=keepdim), (
-        lambda dy: spread(dy.astype(kind, copy=False), input, axes, keepdim),
+        lambda dy: spread(dy.astype(kind, copy=False), shape, axes, keepdim),
     )
 
 
@@ -58,13 +58,13 @@ def sum(input: Array, dim: Dim = None, keepdim: bool = False, *, dtype: dtype | 
 @quiet
 def mean(input: Array, dim: Dim = None, keepdim: bool = False, *, dtype: dtype | None = None) -> Any:
     """Return the mean over one axis, several, or all."""
-    wide, kind = in_kind(input, dtype), input.dtype
+    wide, kind, shape = in_kind(input, dtype), input.dtype, input.shape
     if wide.dtype.kind in "iub":
         raise RuntimeError(f"mean() is of floats, not of {wide.dtype}; convert the tensor by .float()")
     axes = axes_of(input, dim)
     n = _counted(input, axes)
     y = np.sum(wide, axis=axes, keepdims=keepdim) / wide.dtype.type(n)
-    return y, (lambda dy: spread(dy.astype(kind, copy=False) / kind.type(n), input, axes, keepdim),)
+    return y, (lambda dy: spread(dy.astype(kind, copy=False) / kind.type(n), shape, axes, keepdim),)
 
 
 @operation("tm", keeps=("0",))
@@ -86,7 +86,7 @@ def var(
     far = input - input.mean(axis=axes, keepdims=True)
     scale = input.dtype.type(1 / max(n - less, 0) if n > less else np.nan)
     y = np.sum(far * far, axis=axes, keepdims=keepdim) * scale
-    return y, (lambda dy: spread(dy, input, axes, keepdim) * (2 * scale * far),)
+    return y, (lambda dy: spread(dy, input.shape, axes, keepdim) * (2 * scale * far),)
 
 
 @composite("tm")
@@ -113,7 +113,7 @@ def prod(input: Array, dim: int | None = None, keepdim: bool = False, *, dtype: 
         before = np.cumprod(np.concatenate([ones, flat[..., :-1]], -1), -1)
         after = np.cumprod(np.concatenate([ones, flat[..., :0:-1]], -1), -1)[..., ::-1]
         others = (before * after).reshape(np.moveaxis(wide, axes, range(-len(axes), 0)).shape)
-        return np.moveaxis(others, range(-len(axes), 0), axes) * spread(dy, input, axes, keepdim)
+        return np.moveaxis(others, range(-len(axes), 0), axes) * spread(dy, input.shape, axes, keepdim)
 
     return np.prod(wide, axis=axes, keepdims=keepdim), (back,)
 
@@ -144,7 +144,7 @@ def logsumexp(input: Array, dim: Dim, keepdim: bool = False) -> Any:
     total = raised.sum(axis=axes, keepdims=True)
     y = np.log(total) + most
     return (y if keepdim else y.reshape(_rest(input, axes))), (
-        lambda dy: spread(dy, input, axes, keepdim) * (raised / total),
+        lambda dy: spread(dy, input.shape, axes, keepdim) * (raised / total),
     )
 
 
@@ -187,7 +187,8 @@ def _extreme(name: str, numpy: Any, arg: Any, of_two: str) -> None:
         def back(dy: Array) -> Array:
             equal = input == y
             return equal * (
-                spread(dy, input, axes, keepdim) / equal.sum(axis=axes, keepdims=True).astype(input.dtype)
+                spread(dy, input.shape, axes, keepdim)
+                / equal.sum(axis=axes, keepdims=True).astype(input.dtype)
             )
 
         return (y if keepdim else y.reshape(_rest(input, axes))), (back,)
@@ -320,7 +321,7 @@ def two_norm(input: Array, dim: Dim = None, keepdim: bool = False) -> Any:
     y = np.sqrt(np.sum(input * input, axis=axes, keepdims=True))
     unit = np.where(y == 0, 0, input / y).astype(input.dtype)
     return (y if keepdim else y.reshape(_rest(input, axes))), (
-        lambda dy: spread(dy, input, axes, keepdim) * unit,
+        lambda dy: spread(dy, input.shape, axes, keepdim) * unit,
     )
 
 

@@ -18,6 +18,7 @@ from selfattn.tape.operations.table import (
     explained,
     fit,
     operation,
+    shape_of,
     share,
     write,
 )
@@ -177,7 +178,8 @@ def unsqueeze(input: Array, dim: int) -> Any:
         raise IndexError(
             f"Dimension out of range (expected to be in range of [{-input.ndim - 1}, {input.ndim}], but got {dim})"
         )
-    return (lambda x: np.expand_dims(x, dim)), (lambda dy: dy.reshape(input.shape),)
+    shape = input.shape
+    return (lambda x: np.expand_dims(x, dim)), (lambda dy: dy.reshape(shape),)
 
 
 @operation("tm", view=True)
@@ -195,7 +197,8 @@ def _expand(input: Array, sizes: tuple[int, ...]) -> Any:
     if new < 0:
         raise RuntimeError(f"expand() needs at least {input.ndim} sizes, not {list(sizes)}")
     whole = tuple((input.shape[i - new] if i >= new else 1) if n == -1 else n for i, n in enumerate(sizes))
-    return (lambda x: np.broadcast_to(x, whole)), (lambda dy: sum_to_shape(dy, input.shape),)
+    shape = input.shape
+    return (lambda x: np.broadcast_to(x, whole)), (lambda dy: sum_to_shape(dy, shape),)
 
 
 @composite("m")
@@ -219,6 +222,7 @@ def broadcast_to(input: Tensor, size: Sequence[int]) -> Tensor:
 @operation("tm", view=True)
 def diagonal(input: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """Return the diagonal of two axes."""
+    shape = input.shape
 
     def take(x: Array) -> Array:
         found = np.diagonal(x, offset, dim1, dim2)
@@ -227,7 +231,7 @@ def diagonal(input: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any
         return found
 
     def back(dy: Array) -> Array:
-        dx = np.zeros(input.shape, dy.dtype)
+        dx = np.zeros(shape, dy.dtype)
         take(dx)[...] = dy
         return dx
 
@@ -274,30 +278,33 @@ def index_of(key: Any) -> tuple[Any, bool]:
 
 @operation("", view=True, label="Slice")
 def _take_view(input: Array, index: Any) -> Any:
+    shape = input.shape
+
     def back(dy: Array) -> Array:
-        dx = np.zeros(input.shape, dy.dtype)
+        dx = np.zeros(shape, dy.dtype)
         dx[index] = dy
         return dx
 
     return (lambda x: x[index]), (back,)
 
 
-@operation("", label="Index")
+@operation("", label="Index", keeps=("-",))
 def _take(input: Array, index: Any) -> Any:
-    return input[index], (lambda dy: added_at(input, index, dy),)
+    shape = input.shape
+    return input[index], (lambda dy: added_at(shape, index, dy),)
 
 
-def added_at(x: Array, index: Any, dy: Array) -> Array:
-    """Return zeros in the shape of x with dy added at an index, in which places may occur several times."""
-    dx = np.zeros(x.shape, dy.dtype)
+def added_at(shape: tuple[int, ...], index: Any, dy: Array) -> Array:
+    """Return zeros in a shape with dy added at an index, in which places may occur several times."""
+    dx = np.zeros(shape, dy.dtype)
     first = index[0] if isinstance(index, tuple) and len(index) == 1 else None
     if isinstance(first, np.ndarray) and first.dtype.kind in "iu":
-        rows = first.reshape(-1) % max(len(x), 1)
+        rows = first.reshape(-1) % max(shape[0], 1)
         if rows.size:  # sums over runs of equal rows are several times as fast as adding row by row
             order = np.argsort(rows, kind="stable")
             ordered = rows[order]
             starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-            dx[ordered[starts]] = np.add.reduceat(dy.reshape(rows.size, *x.shape[1:])[order], starts, axis=0)
+            dx[ordered[starts]] = np.add.reduceat(dy.reshape(rows.size, *shape[1:])[order], starts, axis=0)
     elif all(not isinstance(each, np.ndarray) or each.dtype == bool for each in index):
         dx[index] = dy
     else:
@@ -392,14 +399,14 @@ def pieces(x: Tensor, starts: Sequence[int], dim: int, whole: bool = True) -> tu
 
     One node gathers their gradients, so that n pieces do not need n arrays in the size of the tensor.
     """
-    array = x._array
+    array, shape = x._array, x._array.shape
     dim %= array.ndim
-    ends = [*starts[1:], array.shape[dim]]
+    ends = [*starts[1:], shape[dim]]
     noted = mode.enabled and (edge := edge_of(x)) is not None
 
     def gathered(found: Pieces) -> Array:
         first = next(iter(found.found.values()))
-        dx = np.empty(array.shape, first.dtype)
+        dx = np.empty(shape, first.dtype)
         for n, (a, b) in enumerate(zip(starts, ends, strict=True)):
             gradient = found.found.get(n)
             place = (slice(None),) * dim + (slice(a, b),)
@@ -478,15 +485,16 @@ def _at_least_one_axis(x: Array) -> Array:
     return x if x.ndim else x.reshape(1)
 
 
-@operation("tm")
+@operation("tm", keeps=("-",))
 def index_select(input: Array, dim: int, index: Any) -> Any:
     """Return the slices of an axis at some places."""
     places, x = _integers(index, "index").reshape(-1), _at_least_one_axis(input)
-    axis = dim % x.ndim
+    axis, shape = dim % x.ndim, input.shape
+    moved = np.moveaxis(x, axis, 0).shape
 
     def back(dy: Array) -> Array:
-        dx = added_at(np.moveaxis(x, axis, 0), (places,), np.moveaxis(_at_least_one_axis(dy), axis, 0))
-        return np.moveaxis(dx, 0, axis).reshape(input.shape)
+        dx = added_at(moved, (places,), np.moveaxis(_at_least_one_axis(dy), axis, 0))
+        return np.moveaxis(dx, 0, axis).reshape(shape)
 
     y = np.take(x, places, axis)
     return (y if input.ndim else y.reshape(())), (back,)
@@ -499,7 +507,7 @@ def _places(index: Array, dim: int) -> tuple[Array, ...]:
     return tuple(grid)
 
 
-@operation("tm")
+@operation("tm", keeps=("-",))
 def gather(input: Array, dim: int, index: Any) -> Any:
     """Return the number at an index of each slice along an axis."""
     given = _integers(index, "index")
@@ -507,15 +515,17 @@ def gather(input: Array, dim: int, index: Any) -> Any:
         return np.zeros(given.shape, input.dtype), (lambda dy: np.zeros_like(input, dy.dtype),)
     x, at = _at_least_one_axis(input), _places(_at_least_one_axis(given), dim)
 
+    shape, wide = input.shape, x.shape
+
     def back(dy: Array) -> Array:
-        dx = np.zeros(x.shape, dy.dtype)
+        dx = np.zeros(wide, dy.dtype)
         np.add.at(dx, at, _at_least_one_axis(dy))
-        return dx.reshape(input.shape)
+        return dx.reshape(shape)
 
     return x[at].reshape(given.shape), (back,)
 
 
-@operation("", 2, label="Scatter")
+@operation("", 2, label="Scatter", keeps=("-", "-"))
 def _scatter(input: Array, src: Any, dim: int, index: Array) -> Any:
     x = _at_least_one_axis(input)
     at = _places(_at_least_one_axis(index), dim)
@@ -551,7 +561,7 @@ def scatter_(input: Tensor, dim: int, index: Tensor, src: Any = None, *, value: 
     return write(input, scatter(input, dim, index, src, value=value))
 
 
-@operation("", 2, label="IndexFill")
+@operation("", 2, label="IndexFill", keeps=("-", "-"))
 def _index_fill(input: Array, value: Any, dim: int, index: Array) -> Any:
     x = _at_least_one_axis(input)
     place: Any = (*(slice(None),) * (dim % x.ndim), index)
@@ -579,7 +589,7 @@ def index_fill_(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return write(input, index_fill(input, dim, index, value))
 
 
-@operation("", 2)
+@operation("", 2, keeps=("", "-"))
 def _index_add(input: Array, source: Array, dim: int, index: Any) -> Any:
     place: Any = (*(slice(None),) * (dim % input.ndim), _integers(index, "index"))
     y = input.copy()
@@ -671,6 +681,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 @operation("", label="Repeat")
 def _repeat(input: Array, sizes: tuple[int, ...]) -> Any:
+    before = input.shape
     new = len(sizes) - input.ndim
     if new < 0:
         raise RuntimeError(
@@ -679,7 +690,7 @@ def _repeat(input: Array, sizes: tuple[int, ...]) -> Any:
     shape = (1,) * new + input.shape
     apart = [n for pair in zip(sizes, shape, strict=True) for n in pair]
     return np.tile(input, sizes), (
-        lambda dy: dy.reshape(apart).sum(axis=tuple(range(0, 2 * len(sizes), 2))).reshape(input.shape),
+        lambda dy: dy.reshape(apart).sum(axis=tuple(range(0, 2 * len(sizes), 2))).reshape(before),
     )
 
 
@@ -689,17 +700,18 @@ def repeat(input: Tensor, *sizes: Any) -> Tensor:
     return _repeat(input, sizes_of(sizes))
 
 
-@operation("tm")
+@operation("tm", keeps=("-",))
 def repeat_interleave(input: Array, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
     """Repeat each slice of an axis, or each number."""
     counts = as_tensor_array(repeats) if isinstance(repeats, Tensor) else repeats
     x = input.reshape(-1) if dim is None else input
     axis = 0 if dim is None else dim % x.ndim
     source = np.repeat(np.arange(x.shape[axis]), counts)
+    moved, shape = np.moveaxis(x, axis, 0).shape, input.shape
 
     def back(dy: Array) -> Array:
-        dx = added_at(np.moveaxis(x, axis, 0), (source,), np.moveaxis(dy, axis, 0))
-        return np.moveaxis(dx, 0, axis).reshape(input.shape)
+        dx = added_at(moved, (source,), np.moveaxis(dy, axis, 0))
+        return np.moveaxis(dx, 0, axis).reshape(shape)
 
     return np.take(x, source, axis), (back,)
 
@@ -727,10 +739,10 @@ def pad(input: Array, pad: Any, mode: str = "constant", value: float | None = No
     widths = [(0, 0)] * (input.ndim - len(pairs)) + pairs
     inner = tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(input.shape, widths, strict=True))
     outer = [(max(a, 0), max(b, 0)) for a, b in widths]
-    y = np.pad(input[inner], outer, constant_values=0 if value is None else value)
+    y, shape = np.pad(input[inner], outer, constant_values=0 if value is None else value), input.shape
 
     def back(dy: Array) -> Array:
-        dx = np.zeros(input.shape, dy.dtype)
+        dx = np.zeros(shape, dy.dtype)
         dx[inner] = dy[tuple(slice(a, n - b) for n, (a, b) in zip(dy.shape, outer, strict=True))]
         return dx
 
@@ -740,7 +752,7 @@ def pad(input: Array, pad: Any, mode: str = "constant", value: float | None = No
 # --------------------------------------------------------------------------------------------------------------- masks
 
 
-@operation("tmi", 3, label="MaskedFill")
+@operation("tmi", 3, label="MaskedFill", keeps=("1", "", "1"))
 def masked_fill(input: Array, mask: Array, value: Any) -> Any:
     """Fill a tensor with a number where the mask is True."""
     if mask.dtype != bool:
@@ -753,21 +765,21 @@ def masked_fill(input: Array, mask: Array, value: Any) -> Any:
         raise RuntimeError(f"value must be a number or a tensor without axes, not of {np.ndim(value)} axes")
     if input.dtype.kind in "iub" and isinstance(value, float) and not value.is_integer():
         raise RuntimeError(f"value cannot be converted to type {input.dtype} without overflow")
-    y = np.where(mask, input.dtype.type(value), input)
+    y, shape = np.where(mask, input.dtype.type(value), input), input.shape
     return y, (
-        lambda dy: fit(np.where(mask, dy.dtype.type(0), dy), input),
+        lambda dy: fit(np.where(mask, dy.dtype.type(0), dy), shape),
         None,
         lambda dy: np.sum(dy, where=mask),
     )
 
 
-@operation("", 3, label="Where")
+@operation("", 3, label="Where", keeps=("", "0", "0"))
 def _where(condition: Array, input: Any, other: Any) -> Any:
-    y = np.where(condition, input, other)
+    y, left, right = np.where(condition, input, other), shape_of(input), shape_of(other)
     return y, (
         None,
-        lambda dy: fit(np.where(condition, dy, dy.dtype.type(0)), input),
-        lambda dy: fit(np.where(condition, dy.dtype.type(0), dy), other),
+        lambda dy: fit(np.where(condition, dy, dy.dtype.type(0)), left),
+        lambda dy: fit(np.where(condition, dy.dtype.type(0), dy), right),
     )
 
 
@@ -790,9 +802,10 @@ def _where_method(input: Tensor, condition: Tensor, other: Any) -> Any:
 TABLE["where"].method = TABLE.pop("where_method").function
 
 
-@operation("", label="MaskedSelect")
+@operation("", label="MaskedSelect", keeps=("-",))
 def _masked_select(input: Array, where: Array) -> Any:
-    return input[where], (lambda dy: added_at(input, (where,), dy),)
+    shape = input.shape
+    return input[where], (lambda dy: added_at(shape, (where,), dy),)
 
 
 @composite("tm")
@@ -819,11 +832,12 @@ def diag(input: Array, diagonal: int = 0) -> Any:
     """Return the diagonal of a matrix, or a matrix with a vector as its diagonal."""
     if input.ndim == 1:
         return np.diag(input, diagonal), (lambda dy: np.diagonal(dy, diagonal),)
-    return np.diag(input, diagonal), (lambda dy: _on_diagonal(input, dy, diagonal),)
+    shape = input.shape
+    return np.diag(input, diagonal), (lambda dy: _on_diagonal(shape, dy, diagonal),)
 
 
-def _on_diagonal(x: Array, dy: Array, offset: int) -> Array:
-    dx = np.zeros(x.shape, dy.dtype)
+def _on_diagonal(shape: tuple[int, ...], dy: Array, offset: int) -> Array:
+    dx = np.zeros(shape, dy.dtype)
     rows = np.arange(len(dy)) + max(-offset, 0)
     dx[rows, rows + offset] = dy
     return dx

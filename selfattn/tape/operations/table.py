@@ -32,6 +32,8 @@ class Operation:
 
     Attributes
     ----------
+    keeps : tuple of str
+        For each input, what its gradient needs: 0, 1, … are inputs, o the result, "-" an array that nobody can change.
     places : str
         Where it is found: t as ``torch.name``, m as a method, f in ``torch.nn.functional``, i as a method ``name_``
         that writes into the tensor.
@@ -42,7 +44,7 @@ class Operation:
         self.name: str = rule.__name__.lstrip("_")
         # The label of its nodes, or a function from its arrays and options to the label.
         self.label: Any = settings.pop("label", None) or "".join(map(str.capitalize, self.name.split("_")))
-        self.keeps: tuple[str, ...] = settings.pop("keeps", ())  # for each input: what its gradient needs
+        self.keeps: tuple[str, ...] = settings.pop("keeps", ())
         self.promotes: str = settings.pop(
             "promotes", ""
         )  # "same": to a common dtype; "float": also to floats
@@ -107,10 +109,10 @@ class Operation:
         for edge, needs in zip(edges, self.keeps, strict=False):
             if edge is not None:
                 for place in needs:
-                    x = out if place == "o" else inputs[int(place)]
+                    x = out if place == "o" else inputs[int(place)] if place != "-" else None
                     if isinstance(x, Tensor):
                         kept.append((x._versions, x._versions[0]))
-        return tuple(kept) or None
+        return tuple(kept) if any(self.keeps) else None
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Move inputs that were given by name to their places."""
@@ -181,6 +183,8 @@ def _of_one(op: Operation) -> Callable[..., Any]:
                 if keeps_input or keeps_result:
                     versions = input._versions if keeps_input else out._versions
                     node.kept = ((versions, versions[0]),)
+                elif needs:
+                    node.kept = ()
         return out
 
     return call
@@ -223,6 +227,8 @@ def _of_two(op: Operation) -> Callable[..., Any]:
                 if right is None and other._leaf_requires_grad:
                     right = other
             if left is not None or right is not None:
+                if left is None or right is None:  # what no gradient needs is not held
+                    backs = (backs[0], None) if right is None else (None, backs[1])
                 node = out._node = new(Node)
                 node.label = label if labelled else label(x, y)
                 node.inputs, node.backs, node.retained, node.number = (
@@ -247,7 +253,7 @@ def kept_arrays(needs: str, input: Tensor, other: Tensor | None, out: Tensor) ->
         kept.append((other._versions, other._versions[0]))
     if "o" in needs:
         kept.append((out._versions, out._versions[0]))
-    return tuple(kept) or None
+    return tuple(kept)
 
 
 def _floats() -> set[np.dtype[Any]]:
@@ -395,15 +401,19 @@ class ValuesIndices(NamedTuple):
     indices: Tensor
 
 
-def fit(gradient: Array, x: Any) -> Array:
-    """Sum a gradient over the axes along which x was broadcast."""
-    if gradient.shape == x.shape:
+def fit(gradient: Array, shape: tuple[int, ...]) -> Array:
+    """Sum a gradient over the axes along which an array of a shape was broadcast."""
+    if gradient.shape == shape:
         return gradient
-    shape = x.shape
     if gradient.ndim > len(shape):
         gradient = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))
     axes = tuple(i for i, n in enumerate(gradient.shape) if n != 1 and shape[i] == 1)
     return gradient.sum(axis=axes, keepdims=True) if axes else gradient
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """Return the shape of an array, or of a number."""
+    return x.shape if x.__class__ is np.ndarray else ()
 
 
 quiet = np.errstate(all="ignore")  # a decorator of rules in which infinities and NaN are no fault
