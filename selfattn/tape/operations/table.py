@@ -61,7 +61,7 @@ class Operation:
         self.call: Callable[..., Any] = self.general
         if quick and inputs == 1:
             self.call = _of_one(self)
-        elif quick and inputs == 2 and self.promotes:
+        elif quick and inputs == 2:
             self.call = _of_two(self)
 
     def __repr__(self) -> str:
