@@ -196,9 +196,10 @@ def _of_two(op: Operation) -> Callable[..., Any]:
     keeps = [*op.keeps, "", ""][:2]
     labelled = label.__class__ is str
 
-    def call(input: Any, other: Any = None, *options: Any, **kwargs: Any) -> Any:
-        if not isinstance(input, Tensor) or options or kwargs:
-            return general(input, *((other,) * (other is not None)), *options, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != 2 or not isinstance(args[0], Tensor):
+            return general(*args, **kwargs)
+        input, other = args
         x, y = input._array, other
         kind = x.dtype
         if kind is not FLOAT32 and kind is not FLOAT64:
