@@ -210,6 +210,11 @@ class Tensor:
         return False
 
     @property
+    def is_sparse(self) -> bool:
+        """False: all numbers are there."""
+        return False
+
+    @property
     def itemsize(self) -> int:
         """The bytes of a number."""
         return self._array.itemsize

@@ -79,16 +79,17 @@ def _orthogonal(tensor: Any, gain: float = 1.0, *, rng: Any) -> None:
 def _trunc_normal(
     tensor: Any, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, *, rng: Any
 ) -> None:
+    low, high = tensor.dtype.type(a), tensor.dtype.type(b)
     found = rng.normal(mean, std, tensor.shape, tensor.dtype)
-    while (out := (found < a) | (found > b)).any():
-        found[out] = rng.normal(mean, std, int(out.sum()), tensor.dtype)
+    while (out := (found < low) | (found > high)).any():
+        found = np.where(out, rng.normal(mean, std, tensor.shape, tensor.dtype), found)
     tensor[...] = found
 
 
 _eye.__name__, _orthogonal.__name__, _trunc_normal.__name__ = "eye_", "orthogonal_", "trunc_normal_"
 _eye.__doc__ = "Fill a matrix with ones on its diagonal and zeros elsewhere."
 _orthogonal.__doc__ = "Fill with a matrix of orthogonal rows or columns; Saxe et al., 2013."
-_trunc_normal.__doc__ = "Fill from the normal distribution between a and b; the numbers are not PyTorch's."
+_trunc_normal.__doc__ = "Fill from the normal distribution between a and b: PyTorch's numbers, if most are between them."
 eye_, orthogonal_, trunc_normal_ = (
     _filling(_eye, False),
     _filling(_orthogonal, True),

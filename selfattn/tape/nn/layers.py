@@ -189,9 +189,8 @@ class LayerNorm(Module):
 
     def extra_repr(self) -> str:
         """Return the shape and the options."""
-        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}" + (
-            f", bias={self.bias is not None}" if self.elementwise_affine else ""
-        )
+        affine = f"elementwise_affine={self.elementwise_affine}, bias={self.bias is not None}"
+        return f"{self.normalized_shape}, eps={self.eps}, {affine}"
 
 
 class RMSNorm(Module):

@@ -647,3 +647,11 @@ class ParameterList(Module):
 
     def __getitem__(self, index: int) -> Parameter:
         return list(self)[index]
+
+    def extra_repr(self) -> str:
+        """Return a line for each parameter."""
+        sizes = ["x".join(map(str, p.shape)) for p in self]
+        return "\n".join(
+            f"  ({n}): Parameter containing: [{p.dtype} of size {size}]"
+            for n, (p, size) in enumerate(zip(self, sizes, strict=True))
+        )

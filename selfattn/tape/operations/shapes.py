@@ -198,7 +198,12 @@ def _expand(input: Array, sizes: tuple[int, ...]) -> Any:
         raise RuntimeError(f"expand() needs at least {input.ndim} sizes, not {list(sizes)}")
     whole = tuple((input.shape[i - new] if i >= new else 1) if n == -1 else n for i, n in enumerate(sizes))
     shape = input.shape
-    return (lambda x: np.broadcast_to(x, whole)), (lambda dy: sum_to_shape(dy, shape),)
+
+    def repeated(x: Array) -> Array:
+        y = np.broadcast_to(x, whole)
+        return x.reshape(whole) if y.size == x.size else y  # new axes alone: a view that can be written to
+
+    return repeated, (lambda dy: sum_to_shape(dy, shape),)
 
 
 @composite("m")
@@ -664,6 +669,18 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     found = _same_dtype(tensors)
     filled = [x for x in found if x._array.shape != (0,)]  # which PyTorch leaves out
     return _cat(filled or found, dim)
+
+
+@composite("t")
+def hstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Join tensors along their second axis, or vectors along their only one."""
+    return cat(tensors, min(tensors[0].ndim - 1, 1))
+
+
+@composite("t")
+def vstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Join tensors along their first axis, vectors as rows."""
+    return cat([x.unsqueeze(0) if x.ndim == 1 else x for x in tensors])
 
 
 @operation("", many=True)

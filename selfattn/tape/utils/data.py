@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
@@ -147,23 +147,41 @@ class SequentialSampler:
 
 
 class RandomSampler(SequentialSampler):
-    """The items in an order that is drawn for each epoch.
+    """The items in an order that is drawn for each epoch, or drawn with replacement.
 
     Parameters
     ----------
     data_source : Dataset
+    replacement : bool, default False
+    num_samples : int, optional
+        How many are drawn; by default as many as there are items.
     generator : Generator, optional
     """
 
-    def __init__(self, data_source: Any, *, generator: TorchGenerator | None = None) -> None:
+    def __init__(
+        self,
+        data_source: Any,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        generator: TorchGenerator | None = None,
+    ) -> None:
         super().__init__(data_source)
-        self.generator = generator
+        self.replacement, self.generator = replacement, generator
+        self.num_samples = len(data_source) if num_samples is None else num_samples
 
     def __iter__(self) -> Iterator[int]:
-        own = self.generator
+        own, n = self.generator, len(self.data_source)
         if own is None:
             own = TorchGenerator(source(None).random_int64())
-        return iter(own.randperm(len(self.data_source)).tolist())
+
+        def drawn() -> Iterator[list[int]]:
+            while True:  # 32 at a time, as in PyTorch
+                yield own.integers(0, n, (32,)).tolist() if self.replacement else own.randperm(n).tolist()
+
+        return islice(chain.from_iterable(drawn()), self.num_samples)
+
+    def __len__(self) -> int:
+        return self.num_samples
 
 
 class DataLoader:
