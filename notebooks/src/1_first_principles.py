@@ -20,6 +20,36 @@ from selfattn.views import tutorial_page
 tutorial_page(1)
 
 # %% [markdown]
+# ## The tutorial's lines, on this package
+#
+# `selfattn.tape` has PyTorch's names, over NumPy: the tutorial's program runs, and prints what the tutorial prints,
+# when its import is changed ([From scratch](../docs/guide/from_scratch.md)). Here its class, on the river sentence. The
+# rest of the notebook computes with arrays, where every step can be seen.
+
+# %%
+import selfattn.tape as torch
+
+torch.set_printoptions(precision=3, sci_mode=False)
+
+
+class SelfAttention(torch.nn.Module):
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.W_query = torch.nn.Parameter(torch.rand(d_in, d_out))
+        self.W_key = torch.nn.Parameter(torch.rand(d_in, d_out))
+        self.W_value = torch.nn.Parameter(torch.rand(d_in, d_out))
+
+    def forward(self, x):
+        queries, keys, values = x @ self.W_query, x @ self.W_key, x @ self.W_value
+        scores = queries @ keys.T / keys.shape[-1] ** 0.5
+        return torch.softmax(scores, dim=-1) @ values
+
+
+torch.manual_seed(0)
+river = torch.tensor([[1.2, 0.0, 0.0, 0.3], [0.8, 0.8, 0.2, 0.0], [0.9, 0.0, 0.0, 0.9]])  # stream, bank, mud
+print(SelfAttention(4, 3)(river))
+
+# %% [markdown]
 # ## From words to numbers
 #
 # How are these ribbons made? Step by step: the vocabulary is a table with one row per word. Look at the columns:

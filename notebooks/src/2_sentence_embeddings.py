@@ -21,6 +21,45 @@ from selfattn.views import tutorial_page
 tutorial_page(2)
 
 # %% [markdown]
+# ## The tutorial's lines, on this package
+#
+# `selfattn.tape` has PyTorch's names, over NumPy: a block of one's own needs a `forward` alone, and `loss.backward()`
+# computes the gradients ([From scratch](../docs/guide/from_scratch.md)). Here the tutorial's block and its loss, trained
+# on one triplet of sentences. The rest of the notebook computes with arrays, where every step can be seen.
+
+# %%
+import selfattn.tape as torch
+import selfattn.tape.nn as nn
+
+
+class SelfAttentionBlock(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(d_model, d_model) for _ in range(3))
+        self.ln = nn.LayerNorm(d_model)
+
+    def forward(self, x):
+        scores = torch.matmul(self.query(x), self.key(x).T) / x.size(-1) ** 0.5
+        return self.ln(torch.matmul(torch.softmax(scores, dim=-1), self.value(x)) + x)
+
+
+torch.manual_seed(0)
+words = "tom chase jerry likes cheese harry killed voldemort".split()
+model = nn.Sequential(nn.Embedding(len(words), 8), SelfAttentionBlock(8))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for step in range(4):
+    main, similar, non_similar = (
+        model(torch.tensor([words.index(word) for word in sentence.split()])).mean(dim=0)
+        for sentence in ("tom chase jerry", "jerry likes cheese", "harry killed voldemort")
+    )
+    near, far = torch.dot(main, similar), torch.dot(main, non_similar)
+    loss = -(torch.log(torch.sigmoid(near)) + torch.log(torch.sigmoid(-far)))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"Step [{step + 1}/4], Loss: {loss.item():.4f}")
+
+# %% [markdown]
 # ## The designer
 #
 # Four things have to find their places. Each one writes down three lists:

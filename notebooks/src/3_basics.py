@@ -16,6 +16,32 @@ from selfattn.views import tutorial_page
 tutorial_page(3)
 
 # %% [markdown]
+# ## The tutorial's lines, on this package
+#
+# `selfattn.tape` has PyTorch's names, over NumPy: the tutorial's lines run, and print what the tutorial prints, when the
+# imports are changed ([From scratch](../docs/guide/from_scratch.md)). The rest of the notebook computes with arrays,
+# where every step can be seen.
+
+# %%
+import math
+
+import selfattn.tape as torch
+import selfattn.tape.nn.functional as F
+
+embedded = torch.tensor([[-1.072, -0.5001], [-0.002, -0.4311], [-0.002, -0.4311]])
+WQ = torch.tensor([[-0.0271, -0.384], [-0.394, -0.661]], requires_grad=True)
+WK = torch.tensor([[-0.4109, 0.5777], [-0.1162, -0.1661]], requires_grad=True)
+WV = torch.tensor([[-0.2045, 0.121], [-0.1712, -0.4462]], requires_grad=True)
+Q, K, V = embedded @ WQ, embedded @ WK, embedded @ WV
+attn_logits = Q @ K.T
+scaled_attention_logits = attn_logits / math.sqrt(Q.size()[-1])
+attention_weights = F.softmax(scaled_attention_logits, dim=-1)
+output = attention_weights @ V
+print(attn_logits, scaled_attention_logits, attention_weights, output, sep="\n")
+output[0].square().sum().backward()
+print("the gradient of WV:", WV.grad)
+
+# %% [markdown]
 # ## The sentence
 #
 # A tokenizer has turned the words into the ids 1, 2, 3; an embedding table has one row for each id. Something is odd

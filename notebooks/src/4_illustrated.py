@@ -19,6 +19,30 @@ from selfattn.views import tutorial_page
 tutorial_page(4)
 
 # %% [markdown]
+# ## The tutorial's lines, on this package
+#
+# `selfattn.tape` has PyTorch's names, over NumPy: the tutorial's lines run, and print what the tutorial prints, when the
+# imports are changed ([From scratch](../docs/guide/from_scratch.md)). The rest of the notebook computes with arrays,
+# where every step can be seen.
+
+# %%
+import selfattn.tape as torch
+from selfattn.tape.nn.functional import softmax
+
+x = torch.tensor([[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]], dtype=torch.float32)
+w_key = torch.tensor([[0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]], dtype=torch.float32)
+w_query = torch.tensor([[1, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]], dtype=torch.float32)
+w_value = torch.tensor([[0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]], dtype=torch.float32)
+keys, querys, values = x @ w_key, x @ w_query, x @ w_value
+attn_scores = querys @ keys.T
+print(attn_scores, softmax(attn_scores, dim=-1), sep="\n")
+
+attn_scores_softmax = torch.tensor([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0], [0.0, 0.9, 0.1]])  # by hand
+weighted_values = values[:, None] * attn_scores_softmax.T[:, :, None]  # key first
+outputs = weighted_values.sum(dim=0)
+print(outputs)
+
+# %% [markdown]
 # ## Keys, queries, values
 
 # %%

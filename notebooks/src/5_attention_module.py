@@ -20,6 +20,36 @@ from selfattn.views import tutorial_page
 tutorial_page(5)
 
 # %% [markdown]
+# ## The tutorial's lines, on this package
+#
+# `selfattn.tape` has PyTorch's names, over NumPy: the tutorial's module runs when the imports are changed ([From
+# scratch](../docs/guide/from_scratch.md)). The rest of the notebook computes with arrays, where every step can be seen.
+
+# %%
+import math
+
+import selfattn.tape as torch
+import selfattn.tape.nn as nn
+import selfattn.tape.nn.functional as F
+
+
+class ScaledDotProductAttention(nn.Module):
+    def forward(self, query, key, value, mask=None, dropout=None):
+        scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(key.size(-1))
+        if mask is not None:
+            scores = scores.masked_fill(mask.eq(0), -1e9)
+        weights = F.softmax(scores, dim=-1)
+        if dropout is not None:
+            weights = dropout(weights)
+        return torch.matmul(weights, value), weights
+
+
+torch.manual_seed(0)
+x = torch.randn(1, 1, 4, 3)  # (batch, n_heads, len, d)
+values, weights = ScaledDotProductAttention()(x, x, x, mask=torch.tensor([1, 1, 1, 0]).view(1, 1, 1, 4))
+print(weights)
+
+# %% [markdown]
 # ## "Hello I love you"
 #
 # Real models learn their queries and keys; ours are made by hand, with three columns that mean *person*, *feeling* and
