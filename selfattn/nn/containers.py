@@ -126,7 +126,7 @@ class Sequential(ModuleList):
             No module takes one of the options.
         """
         for module, own in zip(self, self._shared(options), strict=True):
-            x = module(x, **own)
+            x = module._from_arrays(x, **own)
         return x
 
     @copy_doc(forward)

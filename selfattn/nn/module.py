@@ -116,6 +116,10 @@ class Module:
         """Call ``forward``."""
         return self.forward(*args, **kwargs)
 
+    def _from_arrays(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module from the array side; those of selfattn.tape then take and return arrays too."""
+        return self(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the output; subclasses define it.
 
@@ -461,6 +465,11 @@ def arrays_of(model: Any) -> dict[str, Array]:
     """Return the arrays of a module, or of another object with ``parameters()``."""
     found: dict[str, Array] = model._arrays() if isinstance(model, Module) else model.parameters()
     return found
+
+
+def output_of(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a module, or another callable, computes from arrays."""
+    return model._from_arrays(*args, **kwargs) if isinstance(model, Module) else model(*args, **kwargs)
 
 
 def add_gradients(total: Gradients, more: Gradients) -> Gradients:

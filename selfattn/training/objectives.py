@@ -12,7 +12,7 @@ import numpy as np
 from selfattn._check import Array, as_array, quoted, warn
 from selfattn.nn.embedding_losses import EmbeddingLoss
 from selfattn.nn.embedding_model import EmbeddingModel
-from selfattn.nn.module import Gradients, add_gradients
+from selfattn.nn.module import Gradients, add_gradients, output_of
 from selfattn.training.generators import generator_state, generators, set_generator_state
 
 
@@ -85,7 +85,7 @@ def of_output(model: Any, loss: Any) -> Objective:
 
     def value(batch: Any) -> tuple[float, float | None]:
         inputs, target, options = _split(batch)
-        y = model(*inputs, **options)
+        y = output_of(model, *inputs, **options)
         value, loss_pullback = loss.vjp(y, _of_one_label(y, inputs, target))
         return one_number(value), count_of(loss_pullback)
 
@@ -127,7 +127,7 @@ def of_embeddings(model: Any, loss: EmbeddingLoss) -> Objective:
         drawn, states, rows = generators(None, model), [], []
         for piece in pieces:
             states.append([generator_state(each) for each in drawn])
-            rows.append(model(piece))
+            rows.append(output_of(model, piece))
         value, slopes = loss.vjp(np.split(np.concatenate(rows), count), labels)
         dy = np.split(np.concatenate(slopes(1.0)).astype(rows[0].dtype), range(size, len(texts), size))
         grads = {}
@@ -139,7 +139,7 @@ def of_embeddings(model: Any, loss: EmbeddingLoss) -> Objective:
 
     def value(batch: Any) -> tuple[float, float]:
         texts, count, labels = split(batch)
-        return one_number(loss(np.split(model(texts), count), labels)), len(texts) // count
+        return one_number(loss(np.split(output_of(model, texts), count), labels)), len(texts) // count
 
     return Objective(gradients, value)
 

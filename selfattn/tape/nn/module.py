@@ -14,7 +14,7 @@ from selfattn.nn.module import IncompatibleKeys
 from selfattn.steps import attention_steps
 from selfattn.tape.dtypes import as_dtype, dtype
 from selfattn.tape.operations.layers import attention_calls
-from selfattn.tape.tensors import Parameter, Tensor, as_tensor_array, enable_grad, grad, wrap
+from selfattn.tape.tensors import Parameter, Tensor, as_tensor_array, enable_grad, grad, no_grad, wrap
 
 # From layers of other packages to modules, by the name of the file that defines their class.
 ADOPTED: dict[str, Callable[[Any], Any]] = {}
@@ -298,6 +298,11 @@ class Module(layers.Module):
 
     # -------------------------------------------------------------------------------------------------- the array side
 
+    def _from_arrays(self, *args: Any, **kwargs: Any) -> Any:
+        with no_grad():
+            y = self(*map(_as_input, args), **{name: _as_input(each) for name, each in kwargs.items()})
+        return _as_output(y) if isinstance(y, Tensor) else y
+
     def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Run ``forward`` on arrays, and return the output as an array with its pullback.
 
@@ -340,7 +345,7 @@ class Module(layers.Module):
             grads = dict(zip(trained, of_parameters, strict=True))
             return (*of_inputs, grads) if of_inputs else grads
 
-        return y._array if y._array.ndim else y._array[()], pullback
+        return _as_output(y), pullback
 
     def steps(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Run ``forward``, and return the steps of each call of ``scaled_dot_product_attention`` in it.
@@ -385,6 +390,10 @@ class Module(layers.Module):
 
 def _indented(name: str, lines: list[str]) -> str:
     return f"{name}(\n  " + "\n  ".join(lines) + "\n)"
+
+
+def _as_output(y: Tensor) -> Any:
+    return y._array if y._array.ndim else y._array[()]
 
 
 def _as_input(x: Any) -> Any:
