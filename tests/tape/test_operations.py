@@ -82,6 +82,8 @@ SAMPLES = {
     "chunk": [(FIRST, 2, 1)],
     "cat": [([FIRST, T((2, 4))],), ([FIRST, FIRST], 1)],
     "stack": [([FIRST, FIRST], 1)],
+    "hstack": [([FIRST, T((3, 2))],)],
+    "vstack": [([FIRST, T((2, 4))],)],
     "repeat": [(FIRST, 2, 1, 2)],
     "repeat_interleave": [(FIRST, 2), (FIRST, 2, 1)],
     "roll": [(FIRST, 1, 1)],
