@@ -9,6 +9,8 @@ selfattn's weights. ``vs 1 thread`` is selfattn's time on one thread.
 The other suites are the attention of programs, in their shapes, with its gradients: of d2l and ESM with padding; of
 Whisper's decoder, 32 tokens over 1500 frames; and of a small call. selfattn's is the call of arrays, by hand; "door" is
 PyTorch's autograd with selfattn's attention, "torch" with its own function, which takes padding as a mask.
+
+"tutorial", "lecture" and "block" are programs of PyTorch's names (`programs.py`), which selfattn.tape runs.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 import selfattn as sa
+from benchmarks import programs
 from benchmarks.attention import joined
 from benchmarks.peers import Peer, Row, calling, largest_difference
 from selfattn import nn, optim
@@ -37,7 +40,11 @@ SUITES = {
     "ESM": ((320, 128, 4),),
     "Whisper": ((384, 1500, 1),),
     "call": ((32, 8, 1),),
+    "tutorial": ((32, 7, 3),),
+    "lecture": ((64, 32, 16),),
+    "block": ((768, 256, 12),),
 }
+PROGRAMS = {"tutorial": programs.tutorial, "lecture": programs.lecture, "block": programs.block}
 COLUMNS = {"d2l": 64, "ESM": 16, "Whisper": 64, "call": 16}  # of a head
 OWNERS = {"torch": "torch.nn.functional", "door": "selfattn.interop.torch"}  # of attention
 
@@ -56,7 +63,9 @@ class Case(NamedTuple):
         rows = float(self.batch * self.tokens)
         if self.kind == "linear":
             return 8 * rows * self.width**2
-        layers, pairs = (4, 2) if self.kind == "gpt" else (2, 4)  # a GPT is causal; its head is not counted
+        layers, pairs = {"gpt": (4, 2), "lecture": (4, 4), "block": (1, 2)}.get(
+            self.kind, (2, 4)
+        )  # a GPT is causal; its head is not counted
         forward = layers * rows * self.width * (24 * self.width + pairs * self.tokens)
         return forward * (1 if self.kind == "forward" else 3)
 
@@ -114,6 +123,8 @@ def output_and_gradient(result, own):
 def selfattn(case, threads):
     """Prepare selfattn's layer or model."""
     sa.set_num_threads(threads)
+    if case.kind in PROGRAMS:
+        return _stepping(PROGRAMS[case.kind](sa.tape))
     if case.kind in COLUMNS:
         *qkv, grad, padding = case.heads()
         return calling(lambda: sa.scaled_dot_product_attention_vjp(*qkv, **padding)[1](grad), joined)
@@ -142,6 +153,8 @@ def torch(case, threads, way):
     """Prepare PyTorch's; functions of tensors, which are faster than modules, but for encoders."""
     library, sdpa = import_module("torch"), import_module(OWNERS[way]).scaled_dot_product_attention
     library.set_num_threads(threads)
+    if case.kind in PROGRAMS:
+        return _stepping(PROGRAMS[case.kind](library))
     if case.kind in COLUMNS:
         *arrays, padding = case.heads()
         *qkv, grad = (library.from_numpy(x).requires_grad_() for x in arrays)
@@ -223,6 +236,6 @@ def rows(options):
             peers |= {"1 thread": Peer(selfattn, case, threads=1)} if options.threads > 1 else {}
             distance = output_and_gradient if kind in ("train", "eval") else largest_difference
             label = f"{kind} {case.width} wide, {case.batch} x {case.tokens}"
-            limit = "" if kind in COLUMNS else "float32"
+            limit = "" if kind in (*COLUMNS, *PROGRAMS) else "float32"
             found.append(Row(label, peers, limit, case.work, tolerance=TOLERANCE, distance=distance))
     return found
