@@ -17,11 +17,12 @@ FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """Compute ``x @ weight.T + bias``: x (..., I), weight (O, I), bias (O,) give (..., O)."""
     kind = widest(x, weight)
+    rows = x if x.ndim == 2 else as_rows(x)
     y: Array = _core._linear_forward(
-        plain(as_rows(x), kind), plain(weight, kind), None if bias is None else plain(bias, kind)
+        plain(rows, kind), plain(weight, kind), None if bias is None else plain(bias, kind)
     )
     y = y if x.ndim == 2 else y.reshape(*x.shape[:-1], len(weight))
-    return y if x.dtype == kind else y.astype(np.result_type(x, weight), copy=False)
+    return y if x.dtype is kind else y.astype(np.result_type(x, weight), copy=False)
 
 
 def linear_backward(dy: Array, x: Array, weight: Array, with_bias: bool = True) -> tuple[Array, ...]:
@@ -30,11 +31,15 @@ def linear_backward(dy: Array, x: Array, weight: Array, with_bias: bool = True) 
     Without a bias the result has no ``d_bias``.
     """
     kind = widest(dy, x, weight)
+    dy_rows, rows = (dy, x) if x.ndim == 2 else (as_rows(dy), as_rows(x))
     dx, *of_parameters = _core._linear_backward(
-        plain(as_rows(dy), kind), plain(as_rows(x), kind), plain(weight, kind), with_bias
+        plain(dy_rows, kind), plain(rows, kind), plain(weight, kind), with_bias
     )
-    dx = dx.reshape(x.shape).astype(x.dtype, copy=False)
-    return dx, *(gradient.astype(weight.dtype, copy=False) for gradient in of_parameters)
+    dx = dx if x.ndim == 2 else dx.reshape(x.shape)
+    if x.dtype is kind and weight.dtype is kind:
+        return dx, *of_parameters
+    of_parameters = [gradient.astype(weight.dtype, copy=False) for gradient in of_parameters]
+    return dx.astype(x.dtype, copy=False), *of_parameters
 
 
 def widest(*arrays: Array) -> np.dtype[Any]:
@@ -42,7 +47,10 @@ def widest(*arrays: Array) -> np.dtype[Any]:
 
     It is float64 if one of them is float64 of any byte order, else float32.
     """
-    return FLOAT64 if "d" in [x.dtype.char for x in arrays] else FLOAT32
+    for x in arrays:
+        if x.dtype.char == "d":
+            return FLOAT64
+    return FLOAT32
 
 
 def plain(x: Array, dtype: np.dtype[Any]) -> Array:

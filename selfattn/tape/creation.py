@@ -177,6 +177,9 @@ def arange(
     *bounds: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **named: Any
 ) -> Tensor:
     """Make the numbers from start (0) to end, which is left out, by step (1)."""
+    if len(bounds) == 1 and bounds[0].__class__ is int and not named and bounds[0] >= 0:
+        kind = np.dtype(np.int64) if dtype is None else as_dtype(dtype).numpy
+        return _made(np.arange(bounds[0], dtype=kind), requires_grad, device)
     bounds = tuple(
         b.item() if isinstance(b, Tensor) else b
         for b in (*bounds, *map(named.get, ("start", "end", "step")))

@@ -39,9 +39,9 @@ class Node:
     ----------
     inputs : tuple of (Node, Tensor or None)
         Where the gradients of the inputs go.
-    backs : callable, or tuple of callables
-        From the gradient of the result to those of all inputs, or one function for each input. None: its arrays have
-        been freed.
+    backs : callable, or tuple of (callable or None)
+        From the gradient of the result to those of all inputs, or one function for each input, which is None if no
+        gradient goes there.
     kept : tuple of (list, int), or None
         The counts of changes of the arrays that ``backs`` need, and what they were. None: it holds no arrays, and is
         not freed.
@@ -487,7 +487,8 @@ def set_history(x: Tensor, node: Node) -> None:
         replay(kept)[...] = 0
         return kept
 
-    base._node = Node("CopySlices", (old, node), (rest, lambda dy: replay(np.asarray(dy))))
+    backs = None if old is None else rest, lambda dy: replay(np.asarray(dy))
+    base._node = Node("CopySlices", (old, node), backs)
 
 
 def check_writable(x: Tensor) -> None:
@@ -546,24 +547,22 @@ def run_backward(
     found: dict[Any, Array] = {root: dy}
     with np.errstate(all="ignore"):
         for node in order:
-            if node not in found:
+            dy = found.pop(node, None)  # type: ignore[arg-type]
+            if dy is None:
                 continue
-            dy = found.pop(node)
             if node.retained is not None:
                 node.retained._grad = wrap(np.array(dy))
-            backs = node.backs
             if node.kept is not None:
                 _check_kept(node)
-            inputs = node.inputs
-            grads = backs(dy) if backs.__class__ is not tuple else None
-            for n, edge in enumerate(inputs):
-                if edge is None:
-                    continue
-                gradient = backs[n](dy) if grads is None else grads[n]
-                if gradient is None:
+            backs, inputs = node.backs, node.inputs
+            each = backs.__class__ is tuple
+            grads = [None if back is None else back(dy) for back in backs] if each else backs(dy)
+            for edge, gradient in zip(inputs, grads, strict=False):
+                if edge is None or gradient is None:
                     continue
                 if edge.__class__ is Node:
-                    found[edge] = found[edge] + gradient if edge in found else gradient
+                    before = found.get(edge)
+                    found[edge] = gradient if before is None else before + gradient
                 else:
                     own = gradient is not dy and getattr(gradient, "base", gradient) is None
                     sink(edge, gradient, own)

@@ -61,14 +61,7 @@ def called(found: Operation | Composite) -> Callable[..., Any]:
     """Return the function of an operation."""
     if isinstance(found, Composite):
         return found.function
-    call = found.call
-
-    def function(input: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(input, *args, **kwargs)
-
-    function.__name__ = function.__qualname__ = found.name
-    function.__doc__ = found.__doc__
-    setattr(function, "__signature__", found.__signature__)  # noqa: B010 # mypy knows no attributes of functions
+    function: Callable[..., Any] = found.call
     return function
 
 
@@ -83,7 +76,12 @@ def _operators(name: str, op: Operation) -> None:
     call = op.call
 
     def forward(self: Tensor, other: Any) -> Any:
-        return call(self, other) if isinstance(other, OPERANDS) else NotImplemented
+        try:
+            return call(self, other)
+        except TypeError:
+            if isinstance(other, OPERANDS):
+                raise
+            return NotImplemented
 
     def reflected(self: Tensor, other: Any) -> Any:
         return call(other, self) if isinstance(other, OPERANDS) else NotImplemented

@@ -18,7 +18,9 @@ from selfattn.tape.tensors import Tensor
 @operation("tmi", 2, promotes="same")
 def add(input: Any, other: Any, alpha: float = 1) -> Any:
     """Return input + alpha·other."""
-    left, right = shape_of(input), shape_of(other)
+    if other.__class__ is not np.ndarray:
+        return input + other * alpha, (lambda dy: dy, None)
+    left, right = shape_of(input), other.shape
     if alpha != 1:
         return input + other * alpha, (lambda dy: fit(dy, left), lambda dy: fit(dy * alpha, right))
     return input + other, (lambda dy: fit(dy, left), lambda dy: fit(dy, right))
@@ -27,7 +29,9 @@ def add(input: Any, other: Any, alpha: float = 1) -> Any:
 @operation("tmi", 2, promotes="same")
 def sub(input: Any, other: Any, alpha: float = 1) -> Any:
     """Return input − alpha·other."""
-    left, right = shape_of(input), shape_of(other)
+    if other.__class__ is not np.ndarray:
+        return input - other * alpha, (lambda dy: dy, None)
+    left, right = shape_of(input), other.shape
     if alpha != 1:
         return input - other * alpha, (lambda dy: fit(dy, left), lambda dy: fit(dy * -alpha, right))
     return input - other, (lambda dy: fit(dy, left), lambda dy: fit(-dy, right))
@@ -36,14 +40,22 @@ def sub(input: Any, other: Any, alpha: float = 1) -> Any:
 @operation("tmi", 2, promotes="same", keeps=("1", "0"))
 def mul(input: Any, other: Any) -> Any:
     """Return input·other."""
-    left, right = shape_of(input), shape_of(other)
+    if other.__class__ is not np.ndarray:
+        return input * other, (lambda dy: dy * other, None)
+    left, right = shape_of(input), other.shape
     return input * other, (lambda dy: fit(dy * other, left), lambda dy: fit(dy * input, right))
 
 
 @operation("tmi", 2, promotes="float", keeps=("1", "01"), label="Div")
-@quiet
 def true_divide(input: Any, other: Any) -> Any:
     """Return input / other."""
+    if other.__class__ is float and other:
+        return input / other, (lambda dy: dy / other, None)
+    return _quotient(input, other)
+
+
+@quiet
+def _quotient(input: Any, other: Any) -> Any:
     left = shape_of(input)
     return input / other, (
         lambda dy: fit(dy / other, left),

@@ -43,6 +43,8 @@ def _of_right(dy: Array, x: Array, y: Array) -> Array:
 def _rule(input: Array, other: Array) -> Any:
     if input.dtype != other.dtype:
         raise RuntimeError(f"expected both to have the same dtype, but got {input.dtype} and {other.dtype}")
+    if input.ndim == 2 and other.ndim == 2:
+        return input @ other, (lambda dy: dy @ other.T, lambda dy: input.T @ dy)
     return _product(input, other), (
         lambda dy: _of_left(dy, input, other),
         lambda dy: _of_right(dy, input, other),

@@ -18,6 +18,9 @@ Dim: TypeAlias = int | tuple[int, ...] | list[int] | None
 
 def axes_of(x: Array, dim: Dim) -> tuple[int, ...]:
     """Return the axes that are summed over: all of them for None or an empty tuple."""
+    n = x.ndim
+    if isinstance(dim, int) and -n <= dim < n:
+        return (dim % n,)
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return tuple(range(x.ndim))
     return np.lib.array_utils.normalize_axis_tuple(dim, max(x.ndim, 1))[: x.ndim or 0]
@@ -25,8 +28,8 @@ def axes_of(x: Array, dim: Dim) -> tuple[int, ...]:
 
 def spread(dy: Array, shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool) -> Array:
     """Return the gradient of a sum for each of its terms, which have a shape."""
-    if not keepdim and axes:
-        dy = np.expand_dims(dy, axes)
+    if not keepdim and axes and dy.ndim:
+        dy = dy.reshape([1 if axis in axes else n for axis, n in enumerate(shape)])
     return np.broadcast_to(dy, shape)
 
 
@@ -49,22 +52,22 @@ def sum(input: Array, dim: Dim = None, keepdim: bool = False, *, dtype: dtype | 
     """Return the sum over one axis, several, or all."""
     axes, kind, shape = axes_of(input, dim), input.dtype, input.shape
     wide = in_kind(input, dtype)
-    return np.sum(wide, axis=axes, keepdims=keepdim), (
+    return wide.sum(axis=axes, keepdims=keepdim), (
         lambda dy: spread(dy.astype(kind, copy=False), shape, axes, keepdim),
     )
 
 
 @operation("tm", label=_numbered("Mean"))
-@quiet
 def mean(input: Array, dim: Dim = None, keepdim: bool = False, *, dtype: dtype | None = None) -> Any:
     """Return the mean over one axis, several, or all."""
     wide, kind, shape = in_kind(input, dtype), input.dtype, input.shape
     if wide.dtype.kind in "iub":
         raise RuntimeError(f"mean() is of floats, not of {wide.dtype}; convert the tensor by .float()")
     axes = axes_of(input, dim)
-    n = _counted(input, axes)
-    y = np.sum(wide, axis=axes, keepdims=keepdim) / wide.dtype.type(n)
-    return y, (lambda dy: spread(dy.astype(kind, copy=False) / kind.type(n), shape, axes, keepdim),)
+    share = kind.type(1 / n) if (n := _counted(input, axes)) else kind.type(np.nan)
+    return wide.sum(axis=axes, keepdims=keepdim) * wide.dtype.type(share), (
+        lambda dy: spread(dy.astype(kind, copy=False) * share, shape, axes, keepdim),
+    )
 
 
 @operation("tm", keeps=("0",))
@@ -334,6 +337,8 @@ def softmax(input: Array, dim: int = -1, _stacklevel: int = 3, dtype: dtype | No
     x, kind = in_kind(input, dtype), input.dtype
     if x.ndim == 0:
         return np.ones_like(x), (lambda dy: np.zeros_like(input),)
+    if dtype is None:
+        return _core.softmax(x, dim), (lambda dy: _core._softmax_backward(x, dy, dim),)
     return _core.softmax(x, dim), (lambda dy: _core._softmax_backward(x, dy, dim).astype(kind, copy=False),)
 
 

@@ -366,8 +366,7 @@ def setitem(input: Tensor, key: Any, value: Any) -> None:
     source = as_tensor_array(value) if isinstance(value, Tensor | np.ndarray) else value
     before = edge_of(input) if mode.enabled else None
     try:
-        with np.errstate(invalid="ignore"):
-            x[index] = source
+        x[index] = source
     except (ValueError, IndexError, TypeError) as error:
         raise explained(_take, [x], error) from None
     input._versions[0] += 1
@@ -382,8 +381,11 @@ def setitem(input: Tensor, key: Any, value: Any) -> None:
         kept[index] = 0
         return kept
 
-    backs = (rest, lambda dy: sum_to_shape(dy[index], np.shape(source)).astype(source.dtype))
-    set_history(input, Node("CopySlices", (before, of_value), backs))
+    def part(dy: Array) -> Array:
+        return sum_to_shape(dy[index], np.shape(source)).astype(source.dtype)
+
+    backs = None if before is None else rest, None if of_value is None else part
+    set_history(input, Node("CopySlices", (before, of_value), backs, None if basic else ()))
 
 
 class Pieces:

@@ -52,56 +52,24 @@ class Operation:
         self.many: bool = settings.pop("many", False)  # the first argument is a sequence of tensors
         self.results: Any = settings.pop("results", None)  # the tuple of several results
         self.names = list(inspect.signature(rule).parameters)[:inputs]
-        self.__name__ = self.__qualname__ = self.name
-        self.__doc__ = rule.__doc__
-        self.__signature__ = inspect.signature(rule)
         assert not settings, settings
         quick = not self.many and self.results is None
         # One function for each form: an operation on small tensors is mostly what surrounds its rule.
-        self.call: Callable[..., Any] = self.general
+        call = _of_any(self)
         if quick and inputs == 1:
-            self.call = _of_one(self)
+            call = _of_one(self, call)
         elif quick and inputs == 2:
-            self.call = _of_two(self)
+            call = _of_two(self, call)
+        self.call: Any = call
+        call.__name__ = call.__qualname__ = self.name
+        call.__doc__ = rule.__doc__
+        setattr(call, "__signature__", inspect.signature(rule))  # noqa: B010 # mypy knows no attributes of functions
 
     def __repr__(self) -> str:
         return f"<operation {self.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
         return self.call(*args, **kwargs)
-
-    def general(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the operation on inputs of any kind."""
-        if kwargs:
-            args = self._in_order(args, kwargs)
-        inputs: Any = args[0] if self.many else args[: self.inputs]
-        if self.promotes:
-            inputs = self._promoted(inputs)
-        arrays = [x._array if isinstance(x, Tensor) else x for x in inputs]
-        options = args[1:] if self.many else args[self.inputs :]
-        try:
-            if self.many:
-                result, backs = self.rule(arrays, *options, **kwargs)
-            else:
-                result, backs = self.rule(*arrays, *options, **kwargs)
-        except (ValueError, IndexError, TypeError, RuntimeError) as error:
-            raise explained(self, arrays, error) from None
-        if self.results is not None:
-            out = wrap(result[0])
-            found = self.results(out, *map(wrap, result[1:]))
-        else:
-            found = out = wrap(result)
-        if backs is not None and mode.enabled:
-            edges = tuple([edge_of(x) if isinstance(x, Tensor) else None for x in inputs])
-            for edge in edges:
-                if edge is not None:
-                    kept = self._kept(edges, inputs, out) if self.keeps else None
-                    label = (
-                        self.label if self.label.__class__ is str else self.label(*arrays, *options, **kwargs)
-                    )
-                    out._node = Node(label, edges, backs, kept)
-                    break
-        return found
 
     def _kept(self, edges: Any, inputs: Any, out: Tensor) -> Any:
         """Return the counts of changes of the arrays that the gradients need."""
@@ -146,16 +114,60 @@ class Operation:
         ]
 
 
-def _of_one(op: Operation) -> Callable[..., Any]:
+def _of_any(op: Operation) -> Callable[..., Any]:
+    """Return the call of an operation on inputs of any kind."""
+    rule, count, many, label, results = op.rule, op.inputs, op.many, op.label, op.results
+    promotes, keeps, labelled = op.promotes, bool(op.keeps), op.label.__class__ is str
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            args = op._in_order(args, kwargs)
+        inputs: Any = args[0] if many else args[:count]
+        options = args[1:] if many else args[count:]
+        if promotes:
+            inputs = op._promoted(inputs)
+        arrays: list[Any] = []
+        edges: list[Any] = []
+        noted = False
+        for x in inputs:
+            edge: Any = None
+            if isinstance(x, Tensor):
+                arrays.append(x._array)
+                edge = x._node if x._base is None else edge_of(x)
+                if edge is None and x._leaf_requires_grad:
+                    edge = x
+                noted = noted or edge is not None
+            else:
+                arrays.append(x)
+            edges.append(edge)
+        try:
+            result, backs = rule(arrays, *options, **kwargs) if many else rule(*arrays, *options, **kwargs)
+        except (ValueError, IndexError, TypeError, RuntimeError, AttributeError) as error:
+            raise explained(op, arrays, error) from None
+        found = out = wrap(result if results is None else result[0])
+        if results is not None:
+            found = results(out, *map(wrap, result[1:]))
+        if noted and backs is not None and mode.enabled:
+            kept = op._kept(edges, inputs, out) if keeps else None
+            if backs.__class__ is tuple:  # what no gradient needs is not held
+                backs = tuple([b if e is not None else None for b, e in zip(backs, edges, strict=False)])
+            name = label if labelled else label(*arrays, *options, **kwargs)
+            out._node = Node(name, tuple(edges), backs, kept)
+        return found
+
+    return call
+
+
+def _of_one(op: Operation, general: Callable[..., Any]) -> Callable[..., Any]:
     """Return the call of an operation with one input: a function of its numbers, or a view."""
-    rule, label, promotes, view, general = op.rule, op.label, op.promotes, op.view, op.general
+    rule, label, promotes, view = op.rule, op.label, op.promotes, op.view
     needs = op.keeps[0] if op.keeps else ""
     keeps_input, keeps_result = "0" in needs, "o" in needs
     labelled = label.__class__ is str
 
     def call(input: Any, *options: Any, **kwargs: Any) -> Any:
         if not isinstance(input, Tensor):
-            return general(input, *options, **kwargs)
+            raise TypeError(f"{op.name}(): argument 'input' must be Tensor, not {type(input).__name__}")
         array = input._array
         if promotes and array.dtype is not FLOAT32 and array.dtype is not FLOAT64:
             return general(input, *options, **kwargs)
@@ -190,9 +202,9 @@ def _of_one(op: Operation) -> Callable[..., Any]:
     return call
 
 
-def _of_two(op: Operation) -> Callable[..., Any]:
+def _of_two(op: Operation, general: Callable[..., Any]) -> Callable[..., Any]:
     """Return the call of an operation on two tensors of one dtype, or a tensor and a number."""
-    rule, label, general = op.rule, op.label, op.general
+    rule, label = op.rule, op.label
     keeps = [*op.keeps, "", ""][:2]
     labelled = label.__class__ is str
 
@@ -388,8 +400,8 @@ def explained(op: Operation, arrays: list[Any], error: Exception) -> Exception:
         return IndexError(f"{op.name}(): {error}; the tensor has the shape {', '.join(map(str, shapes))}")
     if isinstance(error, NotImplementedError):
         return NotImplementedError(f"{op.name}(): {error}")
-    if isinstance(error, TypeError):
-        takes = f"{op.name}{inspect.signature(op.rule)}"
+    if isinstance(error, TypeError | AttributeError):
+        takes = f"{op.name}({', '.join(inspect.signature(op.rule).parameters)})"
         return TypeError(f"{op.name}(): {error}; it takes {takes}")
     kind = IndexError if isinstance(error, IndexError) else RuntimeError
     return kind(f"{op.name}(): {error} (shapes {', '.join(map(str, shapes))})")
