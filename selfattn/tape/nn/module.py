@@ -330,13 +330,10 @@ class Module(layers.Module):
         moved = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
 
         def pullback(dy: Any) -> Any:
-            found = grad(
-                y,
-                [*moved, *trained.values()],
-                wrap(np.asarray(dy, y._array.dtype)),
-                retain_graph=True,
-                allow_unused=True,
-            )
+            given = np.asarray(dy, y._array.dtype)
+            if not given.ndim:  # one number for all, as a task's pullback gets it
+                given = np.full(y._array.shape, given)
+            found = grad(y, [*moved, *trained.values()], wrap(given), retain_graph=True, allow_unused=True)
             arrays = [
                 np.zeros_like(x._array) if d is None else d._array
                 for x, d in zip([*moved, *trained.values()], found, strict=True)
