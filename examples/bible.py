@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+import selfattn.tape as torch
+import selfattn.tape.nn as tape
 from selfattn import nn, training
 from selfattn.text import train_sentencepiece
 
@@ -66,38 +69,29 @@ def found_among_the_first(embeddings: np.ndarray[Any, Any]) -> dict[str, float]:
     return found
 
 
-class MeanOfTokens(nn.Module):
+class MeanOfTokens(tape.Module):
     """The baseline: the mean of the tokens' rows of a table, as a task with the loss of nn.ProxyTask."""
 
     def __init__(self, tokenizer: Any, rng: int) -> None:
+        super().__init__()
         self.tokenizer = tokenizer
-        self.embedding_layer = nn.Embedding(tokenizer.get_piece_size(), DIM, rng=rng)
+        table = nn.Embedding(tokenizer.get_piece_size(), DIM, rng=rng).weight
+        self.embedding_layer = tape.Embedding.from_pretrained(torch.from_numpy(table), freeze=False)
 
     def encode(self, sentences: Sequence[str]) -> Any:
         """Return (n, d)."""
         ids = [self.tokenizer.encode(sentence, out_type=int)[:MAX_SEQ_LEN] for sentence in sentences]
-        starts = np.cumsum([0, *map(len, ids[:-1])])
-        sums = np.add.reduceat(self.embedding_layer(np.concatenate(ids)), starts)
-        return sums / np.array([len(each) for each in ids], sums.dtype)[:, None]
+        rows = self.embedding_layer(torch.from_numpy(np.concatenate(ids)))
+        return torch.stack([each.mean(dim=0) for each in rows.split([len(each) for each in ids])])
 
-    def vjp(self, main: Any, similar: Any, non_similar: Any) -> tuple[Any, Callable[[float], dict[str, Any]]]:
-        """Return the confidences of lists of sentences, and ``d_confidence -> grads``."""
+    def forward(self, main: Any, similar: Any, non_similar: Any) -> Any:
+        """Return the confidences of lists of sentences."""
         alone = isinstance(main, str)
         sentences = [main, similar, non_similar] if alone else [*main, *similar, *non_similar]
-        a, b, c = self.encode(sentences).reshape(3, -1, DIM)
-        near, far = np.vecdot(a, b)[:, None], np.vecdot(a, c)[:, None]
-
-        def pullback(d: float) -> dict[str, Any]:
-            d_near, d_far = d / (1 + np.exp(near)), -d / (1 + np.exp(-far))
-            rows = np.concatenate([d_near * b + d_far * c, d_near * a, d_far * a])
-            grad = np.zeros_like(self.embedding_layer.weight)
-            for sentence, row in zip(sentences, rows, strict=True):
-                ids = self.tokenizer.encode(sentence, out_type=int)[:MAX_SEQ_LEN]
-                np.add.at(grad, ids, row / np.float32(len(ids)))
-            return {"embedding_layer.weight": grad}
-
-        confidence = (-np.logaddexp(0, -near) - np.logaddexp(0, far))[:, 0]
-        return (confidence[0] if alone else confidence), pullback
+        a, b, c = self.encode(sentences).view(3, -1, DIM)
+        near, far = (a * b).sum(-1), (a * c).sum(-1)
+        confidence = tape.functional.logsigmoid(near) + tape.functional.logsigmoid(-far)
+        return confidence[0] if alone else confidence
 
 
 def train(
@@ -135,7 +129,7 @@ def train(
         callbacks=[after],
         progress=False,
     )
-    parameters = sum(array.size for array in task.parameters().values())
+    parameters = sum(math.prod(array.shape) for array in task.state_dict().values())
     return {"name": name, "parameters": parameters, "curve": curve}
 
 
@@ -191,6 +185,10 @@ def main() -> None:
         size = tokenizer.get_piece_size()
         model = nn.EmbeddingModel(tokenizer, size, DIM, max_seq_len=MAX_SEQ_LEN, rng=SEED)
         mean = MeanOfTokens(tokenizer, SEED)
+
+        def embed(sentences: list[str]) -> Any:
+            return mean.encode(sentences).detach().numpy()
+
         runs = [
             train(
                 "self-attention, one block",
@@ -200,7 +198,7 @@ def main() -> None:
                 pairs,
                 options.epochs,
             ),
-            train("mean of token embeddings", mean, mean.encode, triplets, pairs, options.epochs),
+            train("mean of token embeddings", mean, embed, triplets, pairs, options.epochs),
         ]
     if options.json is not None:
         options.json.write_text(json.dumps(runs, indent=1) + "\n")
