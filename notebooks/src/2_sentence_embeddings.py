@@ -24,8 +24,8 @@ tutorial_page(2)
 # ## The tutorial's lines, on this package
 #
 # `selfattn.tape` has PyTorch's names, over NumPy: a block of one's own needs a `forward` alone, and `loss.backward()`
-# computes the gradients ([From scratch](../docs/guide/from_scratch.md)). Here the tutorial's block and its loss, trained
-# on one triplet of sentences. The rest of the notebook computes with arrays, where every step can be seen.
+# computes the gradients ([From scratch](../docs/guide/from_scratch.md)). Here the tutorial's block and its loss,
+# trained on one triplet of sentences. The rest of the notebook computes with arrays, where every step can be seen.
 
 # %%
 import selfattn.tape as torch

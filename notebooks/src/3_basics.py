@@ -18,9 +18,9 @@ tutorial_page(3)
 # %% [markdown]
 # ## The tutorial's lines, on this package
 #
-# `selfattn.tape` has PyTorch's names, over NumPy: the tutorial's lines run, and print what the tutorial prints, when the
-# imports are changed ([From scratch](../docs/guide/from_scratch.md)). The rest of the notebook computes with arrays,
-# where every step can be seen.
+# `selfattn.tape` has PyTorch's names, over NumPy: the tutorial's lines run, and print what the tutorial prints, when
+# the imports are changed ([From scratch](../docs/guide/from_scratch.md)). The rest of the notebook computes with
+# arrays, where every step can be seen.
 
 # %%
 import math

@@ -21,9 +21,9 @@ tutorial_page(4)
 # %% [markdown]
 # ## The tutorial's lines, on this package
 #
-# `selfattn.tape` has PyTorch's names, over NumPy: the tutorial's lines run, and print what the tutorial prints, when the
-# imports are changed ([From scratch](../docs/guide/from_scratch.md)). The rest of the notebook computes with arrays,
-# where every step can be seen.
+# `selfattn.tape` has PyTorch's names, over NumPy: the tutorial's lines run, and print what the tutorial prints, when
+# the imports are changed ([From scratch](../docs/guide/from_scratch.md)). The rest of the notebook computes with
+# arrays, where every step can be seen.
 
 # %%
 import selfattn.tape as torch

@@ -53,13 +53,17 @@ for _ in range(4):
 # %% [markdown]
 # ## The model
 #
-# A class of our own: embeddings of words and places, two layers of a Transformer, and a linear layer from the first
-# row, that of a token `<review>` before every sentence, to two scores. Shorter reviews are filled up; `key_lengths`
-# says how many tokens there are, and the rest is closed.
+# Embeddings of words and places, two layers of a Transformer, and a linear layer from the first row, that of a token
+# `<review>` before every sentence, to two scores. Shorter reviews are filled up; `key_lengths` says how many tokens
+# there are, and the rest is closed. The parts of our own are modules with a `forward` in PyTorch's names:
+# `selfattn.tape` records what it computes, and so has the gradients
+# ([From scratch](../docs/guide/from_scratch.md)).
 
 # %%
+import selfattn.tape as torch
 from selfattn import nn, optim
 
+torch.set_default_dtype(torch.float64)
 SENTENCES = [review(np.random.default_rng(n))[0] for n in range(500)]
 vocabulary = ["<review>", *sorted({word for words in SENTENCES for word in words})]
 number = {word: n for n, word in enumerate(vocabulary)}
@@ -75,40 +79,37 @@ def batch_of(reviews):
     return ids, np.array(lengths), np.array([verdict for _, verdict in reviews])
 
 
-class Classifier(nn.Module):
-    """Two scores for each review."""
+class Tokens(torch.nn.Module):
+    """A row for each token: that of its word plus that of its place."""
 
-    def __init__(self, width, rng):
-        rng = np.random.default_rng(rng)
-        layer = nn.TransformerEncoderLayer(
-            width, nhead=2, dim_feedforward=2 * width, dropout=0.0, batch_first=True, norm_first=True,
-            dtype=np.float64, rng=rng,
-        )
-        self.words = nn.Embedding(len(vocabulary), width, dtype=np.float64, rng=rng)
-        self.places = nn.Embedding(LONGEST, width, dtype=np.float64, rng=rng)
-        self.encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(width, dtype=np.float64))
-        self.verdict = nn.Linear(width, 2, dtype=np.float64, rng=rng)
+    def __init__(self, width):
+        super().__init__()
+        self.words = torch.nn.Embedding(len(vocabulary), width)
+        self.places = torch.nn.Embedding(LONGEST, width)
 
-    def forward(self, ids, lengths):
-        x = self.words(ids) + self.places(np.arange(LONGEST))
-        return self.verdict(self.encoder(x, key_lengths=lengths)[:, 0])
+    def forward(self, ids):
+        return self.words(ids) + self.places(torch.arange(ids.size(-1)))
 
-    def vjp(self, ids, lengths):
-        """Each part gives its result and its pullback; the gradient goes back through them in turn."""
-        words, words_back = self.words.vjp(ids)
-        places, places_back = self.places.vjp(np.arange(LONGEST))
-        rows, encoder_back = self.encoder.vjp(words + places, key_lengths=lengths)
-        scores, verdict_back = self.verdict.vjp(rows[:, 0])
 
-        def pullback(d_scores):
-            d_first, of_verdict = verdict_back(d_scores)
-            d_rows = np.zeros_like(rows)
-            d_rows[:, 0] = d_first  # nothing else was read
-            dx, of_encoder = encoder_back(d_rows)
-            parts = {"words": words_back(dx), "places": places_back(dx.sum(axis=0)), "encoder": of_encoder}
-            return self.gather_gradients(parts | {"verdict": of_verdict})
+class Verdict(torch.nn.Module):
+    """Two scores for a review, from its first row."""
 
-        return scores, pullback
+    def __init__(self, width):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, 2)
+
+    def forward(self, rows):
+        return self.linear(rows[:, 0])
+
+
+def classifier(width, seed):
+    torch.manual_seed(seed)
+    layer = nn.TransformerEncoderLayer(
+        width, nhead=2, dim_feedforward=2 * width, dropout=0.0, batch_first=True, norm_first=True,
+        dtype=np.float64, rng=seed,
+    )
+    encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(width, dtype=np.float64))
+    return nn.Sequential(Tokens(width), encoder, Verdict(width))
 
 
 # %% [markdown]
@@ -118,13 +119,13 @@ class Classifier(nn.Module):
 # computes those of all parameters from it.
 
 # %%
-model = Classifier(32, rng=0)
+model = classifier(32, seed=8)
 loss = nn.CrossEntropyLoss(dtype=np.float64)
 optimizer = optim.AdamW(model.parameters(), lr=3e-3)
 losses = []
 for step in range(250):
     ids, lengths, verdicts = batch_of([review(rng) for _ in range(32)])
-    scores, pullback = model.vjp(ids, lengths)
+    scores, pullback = model.vjp(ids, key_lengths=lengths)
     value, loss_back = loss.vjp(scores, verdicts)
     optimizer.lr = 3e-3 * (1 - step / 250)
     optimizer.step(pullback(loss_back(1.0)))
@@ -135,7 +136,7 @@ for step in range(250):
 
 test = [review(np.random.default_rng(10_000 + n)) for n in range(500)]
 ids, lengths, verdicts = batch_of(test)
-right = (model(ids, lengths).argmax(axis=-1) == verdicts).mean()
+right = (model(ids, key_lengths=lengths).argmax(axis=-1) == verdicts).mean()
 by_words = np.array([sum((w in KIND) - (w in UNKIND) for w in words) > 0 for words, _ in test])
 print(f"\n500 new reviews: {right:.0%} right; counting good and bad words, {(by_words == verdicts).mean():.0%}")
 
@@ -149,9 +150,10 @@ print(f"\n500 new reviews: {right:.0%} right; counting good and bad words, {(by_
 # %%
 def weights_of(words):
     """Return the weights (layers, heads, queries, keys) between the tokens of a review."""
-    x = model.words([0, *(number[word] for word in words)]) + model.places(np.arange(len(words) + 1))
+    embeddings, encoder, _ = model
+    x = embeddings(torch.tensor([0, *(number[word] for word in words)])).detach().numpy()
     found = []
-    for layer in model.encoder.layers:
+    for layer in encoder.layers:
         n = layer.norm1(x)
         found.append(layer.self_attn(n, n, n, average_attn_weights=False)[1])
         x = layer(x)
@@ -171,7 +173,7 @@ def show(words, query):
 
 words = "the food was good but the music was not lovely".split()
 ids, lengths, _ = batch_of([(words, 0)])
-print("the model says:", ["unkind", "kind"][model(ids, lengths).argmax()], "\n")
+print("the model says:", ["unkind", "kind"][model(ids, key_lengths=lengths).argmax()], "\n")
 show(words, "<review>")
 print()
 show(words, "lovely")
@@ -186,7 +188,7 @@ show(words, "lovely")
 def kindness(words):
     """Return the score for kind less that for unkind."""
     ids, lengths, _ = batch_of([(words, 0)])
-    scores = model(ids, lengths)[0]
+    scores = model(ids, key_lengths=lengths)[0]
     return scores[1] - scores[0]
 
 
@@ -200,7 +202,7 @@ for word, other in [("food", "room"), ("good", "awful"), ("music", "film"), ("no
 
 # %% [markdown]
 # Without *not*, or with another word after it, the predicted class is the opposite. The words about the food change
-# little, though the first layer attends to them: what comes before *but* does not count.
+# little, though the first layer attends to their *was*: what comes before *but* does not count.
 #
 # *Your turn:*
 #
