@@ -67,10 +67,10 @@ def attention_steps(
            [0., 1.]])
     >>> steps
     AttentionSteps: 2 queries, 2 keys, leading dims ()
-      scores           (2, 2)     query @ key.T
-      scaled_scores    (2, 2)     scale * scores, soft-capped
+      scores           (2, 2)     query @ key.T; also attn_logits, attn_scores
+      scaled_scores    (2, 2)     scale * scores, soft-capped; also scaled_attention_logits
       masked_scores    (2, 2)     + ALiBi + float mask; -inf where masked
-      weights          (2, 2)     softmax(masked_scores)
+      weights          (2, 2)     softmax(masked_scores); also attention_weights, attn_scores_softmax
       dropped_weights  (2, 2)     dropout(weights)
       weighted_values  (2, 2, 3)  dropped_weights[i, j] * value[j]
       output           (2, 3)     weighted_values.sum over j

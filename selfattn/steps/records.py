@@ -38,6 +38,12 @@ FORMULAS = {
     "weighted_values": "dropped_weights[i, j] * value[j]",
     "output": "weighted_values.sum over j",
 }
+# What tutorials 3 and 4 call them. Tutorial 4's weighted_values have the axis of keys first.
+ALSO_CALLED = {
+    "scores": "attn_logits, attn_scores",
+    "scaled_scores": "scaled_attention_logits",
+    "weights": "attention_weights, attn_scores_softmax",
+}
 LAYER_FORMULAS = {
     "inputs": "x",
     "query": "x @ W_query + b_query, split into heads",
@@ -265,6 +271,7 @@ class AttentionSteps(Steps, NotebookPage):
         columns = [max(len(name) for name in shapes), max(len(str(shape)) for shape in shapes.values())]
         rows = [
             f"  {name:{columns[0]}}  {shapes[name]!s:{columns[1]}}  {text}"
+            + (f"; also {ALSO_CALLED[name]}" if name in ALSO_CALLED else "")
             for name, text in self._names.items()
             if name in shapes
         ]
