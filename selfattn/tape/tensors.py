@@ -19,6 +19,7 @@ import numpy as np
 from selfattn._check import Array, as_array
 from selfattn.tape import printing
 from selfattn.tape.dtypes import Size, as_dtype, device, dtype, dtype_of, get_default_dtype
+from selfattn.tape.missing import missing
 
 Back: TypeAlias = Callable[[Array], Any]
 CPU = device()
@@ -89,9 +90,10 @@ class Tensor:
     tensor([2., 4., 6.])
     """
 
-    if TYPE_CHECKING:  # the table of operations gives tensors their methods and operators
+    def __getattr__(self, name: str) -> Any:
+        raise missing("Tensor", name)
 
-        def __getattr__(self, name: str) -> Any: ...
+    if TYPE_CHECKING:  # the table of operations gives tensors their methods and operators
 
         def _operator(self, other: Any) -> Any: ...
 

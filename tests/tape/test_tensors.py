@@ -276,6 +276,7 @@ def test_numbers_of_python_keep_the_dtype():
         (lambda: tape.ones(2).to("cuda"), RuntimeError, "CPU alone"),
         (lambda: tape.fft, AttributeError, "from_scratch"),
         (lambda: nn.Conv2d, AttributeError, "from_scratch"),
+        (lambda: tape.ones(2).register_hook, AttributeError, "from_scratch"),
         (lambda: nn.functional.conv1d, AttributeError, "from_scratch"),
         (lambda: tape.ones(2) + "a", TypeError, "unsupported operand"),
         (lambda: tape.tensor([[1.0], [2.0, 3.0]]), ValueError, "cannot become|inhomogeneous"),
