@@ -89,7 +89,9 @@ def _trunc_normal(
 _eye.__name__, _orthogonal.__name__, _trunc_normal.__name__ = "eye_", "orthogonal_", "trunc_normal_"
 _eye.__doc__ = "Fill a matrix with ones on its diagonal and zeros elsewhere."
 _orthogonal.__doc__ = "Fill with a matrix of orthogonal rows or columns; Saxe et al., 2013."
-_trunc_normal.__doc__ = "Fill from the normal distribution between a and b: PyTorch's numbers, if most are there."
+_trunc_normal.__doc__ = (
+    "Fill from the normal distribution between a and b: PyTorch's numbers, if most are there."
+)
 eye_, orthogonal_, trunc_normal_ = (
     _filling(_eye, False),
     _filling(_orthogonal, True),
