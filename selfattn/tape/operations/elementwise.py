@@ -128,6 +128,24 @@ def pow(input: Any, exponent: Any) -> Any:
     return y, (of_input, of_exponent)
 
 
+@composite("tmi")
+def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any:
+    """Return input + value·tensor1·tensor2."""
+    return input + (tensor1 * tensor2) * value
+
+
+@composite("tmi")
+def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any:
+    """Return input + value·tensor1 / tensor2."""
+    return input + (tensor1 / tensor2) * value
+
+
+@composite("tmi")
+def lerp(input: Any, end: Any, weight: Any) -> Any:
+    """Return the numbers between input, at the weight 0, and end, at 1."""
+    return input + (end - input) * weight
+
+
 @operation("tmi")
 def neg(input: Array) -> Any:
     """Return −input."""
