@@ -50,6 +50,8 @@ SAMPLES = {
     "dot": [(T((4,)), T((4,)))],
     "outer": [(T((3,)), T((4,)))],
     "addmm": [(T((3, 5)), FIRST, T((4, 5)))],
+    **each(["addcmul", "addcdiv"], [(FIRST, T((4,)), T((3, 4)))]),
+    "lerp": [(FIRST, T((4,)), 0.25), (FIRST, FIRST, FIRST)],
     "baddbmm": [(T((2, 3, 5)), T((2, 3, 4)), T((2, 4, 5)))],
     "linear": [(FIRST, T((5, 4)), T((5,))), (T((2, 3, 4)), T((5, 4)))],
     "einsum": [("ij,kj->ik", FIRST, T((2, 4))), ("bii->b", T((2, 3, 3))), ("...d,d->...", FIRST, T((4,)))],
