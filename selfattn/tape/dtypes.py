@@ -58,6 +58,7 @@ KINDS = {
 }
 OF_PYTHON = {bool: bool_, int: int64, float: float64}
 
+_of_numpy: dict[np.dtype[Any], dtype] = {}
 _default = [float32]
 
 

@@ -392,7 +392,7 @@ def test_training_grows_by_nothing():
 
     tracemalloc.start()
     try:
-        train(100)
+        train(300)
         before = size()
         loss = written.loss(*data)
         held = size() - before
