@@ -109,17 +109,17 @@ SLIDING = {"causal": "lower_right", "window": (2190, 0)}  # the first key is ins
 @pytest.mark.parametrize(
     ("dtype", "length", "keys", "width", "options"),
     [
-        (np.float32, 40, 12_000, 100, {}),
+        (np.float32, 20, 5500, 100, {}),
         (BFLOAT16, 2, 4200, 512, {}),
-        (np.float32, 20, 2300, 1024, {"attn_mask": "shared", "dropout_p": 0.2, "rng": 3}),
+        (np.float32, 20, 1100, 1024, {"attn_mask": "shared", "dropout_p": 0.2, "rng": 3}),
         (BFLOAT16, 20, 2300, 1024, {"attn_mask": "shared"} | SLIDING),
-        (np.float64, 12, 4400, 500, {"attn_mask": "shared", "softcap": 3.0}),
+        (np.float64, 12, 1100, 500, {"attn_mask": "shared", "softcap": 3.0}),
     ],
     ids=str,
 )
 def test_more_keys_than_the_scratch_keeps(dtype, length, keys, width, options):
-    """Heads are interleaved in memory, so gradients of keys and values are gathered; heads that share a mask take
-    turns.
+    """Copies of keys and values beyond 4 MiB are made again. Heads are interleaved in memory, and those that share a
+    mask take turns.
     """
     arrays = [heads_inside(x) for x in inputs(np.dtype(dtype), length, keys, width, width)]
     if "attn_mask" in options:
@@ -128,12 +128,20 @@ def test_more_keys_than_the_scratch_keeps(dtype, length, keys, width, options):
     check(arrays, options | {"scale": 0.02})
 
 
-@floats
 @pytest.mark.parametrize(
-    "options", [{}, {"is_causal": True}, {"window": (100, 50), "causal": "lower_right"}], ids=str
+    ("dtype", "options"),
+    [
+        (np.float16, {"is_causal": True}),
+        (BFLOAT16, {}),
+        (BFLOAT16, {"window": (100, 50), "causal": "lower_right"}),
+        (np.float32, {}),
+        (np.float32, {"is_causal": True}),
+        (np.float64, {"window": (100, 50), "causal": "lower_right"}),
+    ],
+    ids=str,
 )
 def test_rows_and_keys_of_one_head_in_parts(dtype, options):
-    check(inputs(dtype, 1100, 900, 24, 24, heads=1), options)
+    check(inputs(np.dtype(dtype), 1100, 900, 24, 24, heads=1), options)
 
 
 # ------------------------------------------------------------------------------------------ options and layouts
@@ -141,12 +149,13 @@ def test_rows_and_keys_of_one_head_in_parts(dtype, options):
 
 @floats
 def test_options_alone_and_together(dtype):
+    """Each set of options meets each of four sizes in one of the four dtypes."""
     for n, names in enumerate(SETS_OF_OPTIONS):
-        for length, keys in [(1 + n % 4, 170), (4 + n % 5, 97), (70, 170), (130, 67)][n % 2 :: 2]:
-            rng = np.random.default_rng(n)
-            options = options_together(names, (4,), length, keys, rng)
-            arrays = inputs(dtype, length, keys, 41, 33, heads=4, key_heads=2)
-            check(arrays, options | {"enable_gqa": True}, what=f"{names}")
+        sizes = [(1 + n % 4, 170), (4 + n % 5, 97), (70, 170), (130, 67)]
+        length, keys = sizes[(n + FLOATS.index(dtype)) % 4]
+        options = options_together(names, (4,), length, keys, np.random.default_rng(n))
+        arrays = inputs(dtype, length, keys, 41, 33, heads=4, key_heads=2)
+        check(arrays, options | {"enable_gqa": True}, what=f"{names}")
 
 
 @floats
@@ -177,8 +186,8 @@ def test_the_same_bits_for_any_number_of_threads(dtype):
         arrays = random_inputs(shape, keys, dtype=dtype)
         arrays[1][0, 70, 3] = 1e-38 if dtype.itemsize > 2 else 2.0**-20  # multiply-adds compute that tile
         arrays[2][0, 20, 3] = np.inf
-        for function in (attended, differentiated):
-            assert_same_bits(function, [(arrays, options | {"num_threads": n}) for n in (1, 2, 7)])
+        for function, threads in ((attended, (1, 7)), (differentiated, (1, 2, 7))):
+            assert_same_bits(function, [(arrays, options | {"num_threads": n}) for n in threads])
 
 
 @floats
@@ -230,10 +239,9 @@ def differentiable(magnitude):
 
 
 @floats
-@pytest.mark.parametrize("length", [3, 100])
-def test_one_number_of_any_size(dtype, length):
-    for case in covering(magnitude=MAGNITUDES[dtype.name], at=IN_TILES, which=[0, 1, 2]):
-        magnitude, at, which = case.values()
+def test_one_number_of_any_size(dtype):
+    for case in covering(magnitude=MAGNITUDES[dtype.name], at=IN_TILES, which=[0, 1, 2], length=[3, 100]):
+        magnitude, at, which, length = case.values()
         arrays = inputs(dtype, length)
         arrays[which][1, at % arrays[which].shape[1], 3] = magnitude
         if magnitude > 1 and which != 2:  # products stay small
@@ -261,16 +269,16 @@ def test_all_numbers_of_any_size(dtype, length):
             check([query, key, value], what=f"column {magnitude}")
 
 
-@floats
-@pytest.mark.parametrize("length", [2, 70])
-@pytest.mark.parametrize(
-    "scale", [0.0, -0.3, -3.0, 0.02, 1.0, 2.0**-90, 2.0**-50, 2.0**38, 2.0**45, 2.0**100]
-)
-def test_scales_of_every_kind(dtype, length, scale):
-    query, key, value = inputs(dtype, length, 99)
-    if scale > 4:  # scores stay ordinary
-        query, key = scaled(query, scale**-0.5), scaled(key, scale**-0.5)
-    check([query, key, value], {"scale": scale}, backward=scale < 2.0**50)
+SCALES = [0.0, -0.3, -3.0, 0.02, 1.0, 2.0**-90, 2.0**-50, 2.0**38, 2.0**45, 2.0**100]
+
+
+def test_scales_of_every_kind():
+    for case in covering(dtype=FLOATS, scale=SCALES, length=[2, 70]):
+        dtype, scale, length = case.values()
+        query, key, value = inputs(dtype, length, 99)
+        if scale > 4:  # scores stay ordinary
+            query, key = scaled(query, scale**-0.5), scaled(key, scale**-0.5)
+        check([query, key, value], {"scale": scale}, backward=scale < 2.0**50, what=f"{case}")
 
 
 @floats
@@ -309,26 +317,25 @@ def test_a_sum_that_leaves_float32_without_its_scale(dtype, length):
         np.testing.assert_allclose(out, np.broadcast_to(expected, out.shape), rtol=0, atol=limit)
 
 
-@floats
-@pytest.mark.parametrize("span", [4.0, 40.0, 400.0])
-@pytest.mark.parametrize("large", [None, 10, 70, 250])
-def test_maxima_that_grow_from_tile_to_tile(dtype, span, large):
+def test_maxima_that_grow_from_tile_to_tile():
     """The running maximum may be too small by a factor below 2^8, but is exact if values leave no room for that."""
-    for length in (2, 64):
+    cases = covering(
+        dtype=FLOATS,
+        span=[4.0, 40.0, 400.0],
+        large=[None, 10, 70, 250],
+        length=[2, 64],
+        options=[{}, {"is_causal": True}, {"sinks": np.zeros(2, np.float32)}],
+    )
+    for case in cases:
+        dtype, span, large, length, options = case.values()
         query, key, value = inputs(dtype, length, 256, 16, 32)
         key[..., 0] = np.linspace(-span, span, 256)
         query[..., 0] = np.where(np.arange(length) % 2, 2, -2)
         if large is not None:
-            value[:, large] = scaled(
-                value[:, large], {"float16": 2.0**13, "bfloat16": 2.0**118}.get(dtype.name, 2.0**60)
-            )
-        for options in ({}, {"is_causal": True}, {"sinks": np.zeros(2, np.float32)}):
-            check(
-                [query, key, value],
-                options,
-                backward=large is None or dtype.name != "bfloat16",
-                what=f"{options}",
-            )
+            most = {"float16": 2.0**13, "bfloat16": 2.0**118}.get(dtype.name, 2.0**60)
+            value[:, large] = scaled(value[:, large], most)
+        backward = large is None or dtype.name != "bfloat16"
+        check([query, key, value], options, backward=backward, what=f"{case}")
 
 
 def test_weights_too_small_for_three_parts():
@@ -360,11 +367,17 @@ SEEN_BY_SOME = [
 ]
 
 
-@floats
-def test_what_is_not_finite_reaches_what_attends_it(dtype):
-    bads, lengths = [np.nan, -np.nan, np.inf, -np.inf], [1, 4, 100]
-    for case in covering(bad=bads, at=IN_TILES, which=[0, 1, 2, 3], options=SEEN_BY_SOME, length=lengths):
-        bad, at, which, options, length = case.values()
+def test_what_is_not_finite_reaches_what_attends_it():
+    cases = covering(
+        dtype=FLOATS * 2,
+        bad=[np.nan, -np.nan, np.inf, -np.inf],
+        at=IN_TILES,
+        which=[0, 1, 2, 3],
+        options=SEEN_BY_SOME,
+        length=[1, 4, 100],
+    )
+    for case in cases:
+        dtype, bad, at, which, options, length = case.values()
         given = [*inputs(dtype, length), normal(np.random.default_rng(5), (2, length, 48), dtype)]
         given[which][0, at % given[which].shape[1], 5] = bad
         check(given[:3], options, backward=False, what=f"{case}")
@@ -400,9 +413,9 @@ def test_a_nan_weight_stays_out_of_tiles_of_multiply_adds(isa):
         assert_same_as_float64(given, {"window": (8, 8)}, isa)
 
 
-@floats
-def test_numbers_of_closed_keys_do_not_count(dtype):
+def test_numbers_of_closed_keys_do_not_count():
     cases = covering(
+        dtype=FLOATS * 2,
         bad=[np.nan, np.inf, -np.inf, 2.0**127, 1e-38],
         at=[[0], IN_TILES, range(40, 100)],
         how=list(closing(1, np.zeros(100, bool))),
@@ -410,7 +423,7 @@ def test_numbers_of_closed_keys_do_not_count(dtype):
         length=[1, 4, 100],
     )
     for case in cases:
-        bad, at, name, which, length = case.values()
+        dtype, bad, at, name, which, length = case.values()
         closed = np.zeros(100, bool)
         closed[at] = True
         options = closing(length, closed)[name]
