@@ -9,13 +9,13 @@ import ctypes.util
 import inspect
 import platform
 import sys
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 from gradients import assert_gradients, assert_true_gradients, everything, true_gradients
 from inputs import BFLOAT16, SETS_OF_OPTIONS, options_together, random_inputs
-from instruction_sets import check
+from instruction_sets import ISAS, check, using
 from leaks import peak_memory
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -66,7 +66,7 @@ def vjp_of(packed, *arrays, offsets=None, **options):
         (False, True, 1, 1024, 1),
     ],
 )
-def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed, heads, keys, of_lse):
+def test_slopes_of_16_bits_whose_distances_are_long(sinks, packed, heads, keys, of_lse):
     """A 16-bit output is off by 2^-9, and distances here are a thousand, but the slopes' gradient is still exact.
 
     The sum of a row's dS is known: its rounding error, times the distance, is subtracted (docs/theory/backward.md).
@@ -85,11 +85,11 @@ def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed, heads, k
 
     q, k, v, d = exact
     expected = reference.scaled_dot_product_attention_vjp(q, k, v, return_lse=True, **options)[1](d, lse)
-    assert_allclose(slopes(np.float64), expected.alibi_slopes, rtol=1e-12)
-    for dtype in (np.float32, np.float16, BFLOAT16):
+    for isa, dtype in product(ISAS, (np.float64, np.float32, np.float16, BFLOAT16)):
         # sums of 16,000 terms in float32, some 100 times the result; without correction, the first case is 1e-4 off
-        rtol = 3e-4 if of_lse or dtype != np.float32 else 5e-5
-        assert_allclose(slopes(dtype), expected.alibi_slopes, rtol=rtol, err_msg=str(dtype))
+        rtol = {np.float64: 1e-12, np.float32: 3e-4 if of_lse else 5e-5}.get(dtype, 3e-4)
+        with using(isa):
+            assert_allclose(slopes(dtype), expected.alibi_slopes, rtol=rtol, err_msg=f"{isa} {dtype}")
 
 
 def test_a_gradient_beyond_its_dtype_is_infinite():
@@ -221,38 +221,43 @@ def test_the_backward_pass_has_the_weights_of_the_forward_pass(isa, length, dtyp
     assert_allclose(found.attn_mask.sum(axis=-1), 0, rtol=0, atol=16 * eps * largest)
 
 
+def gradients_of_16_bits(arrays, grad_out, options, rounded):
+    if not rounded:
+        return sa.scaled_dot_product_attention_vjp(*arrays, **options)[1](grad_out)
+    out, statistics, _ = attention_forward(*arrays, **options)
+    assert out.dtype == grad_out.dtype
+    given = {"grad_out": grad_out, "out": out, "statistics": statistics}
+    return attention_backward(*arrays, names=WRT, **given, **options)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"is_causal": True}, {"dropout_p": 0.3, "rng": 1}, {"sinks": 2.0}], ids=str
 )
 @pytest.mark.parametrize("dtype", [np.float16, "bfloat16"])
 @pytest.mark.parametrize("shape", [(3, 6, 8), (70, 128, 64)], ids=str)
 @pytest.mark.parametrize("rounded", [False, True])
-def test_16_bit_gradients_are_those_of_the_output_before_it_was_rounded(isa, shape, dtype, options, rounded):
+def test_16_bit_gradients_are_those_of_the_output_before_it_was_rounded(shape, dtype, options, rounded):
     """Delta must not come from rounded outputs: dQ of inputs that are all positive would be off by seven ulps.
 
     The pullback keeps the output from before it was rounded; a backward pass with the rounded one, as of
     nn.MultiheadAttention, sums delta over the keys.
     """
     length, keys, width = shape
-    if width >= 16 and isa == "avx512bf16" and dtype == "bfloat16":
-        pytest.skip("weights are rounded (tests/attention/test_accuracy.py)")
-    if width >= 16 and isa == "amx" and rounded:
-        pytest.skip("with a matrix unit, delta comes from the rounded output (docs/theory/backward.md)")
     rng = np.random.default_rng(0)
     q, k, v, grad_out = (rng.uniform(0, 1, (2, n, width)).astype(dtype) for n in (length, keys, keys, length))
     if isinstance(options.get("sinks"), float):
         options = options | {"sinks": np.full(2, options["sinks"], np.float32)}
-    if rounded:
-        out, statistics, _ = attention_forward(q, k, v, **options)
-        assert out.dtype == dtype
-        given = {"grad_out": grad_out, "out": out, "statistics": statistics}
-        found = attention_backward(q, k, v, names=WRT, **given, **options)
-    else:
-        found = sa.scaled_dot_product_attention_vjp(q, k, v, **options)[1](grad_out)
     wide = (x.astype(np.float64) for x in (q, k, v))
     _, pullback = reference.scaled_dot_product_attention_vjp(*wide, **options)
     expected = pullback(grad_out.astype(np.float64))
-    for name in ("query", "key", "value"):
+    for isa, name in product(ISAS, ("query", "key", "value")):
+        if width >= 16 and isa == "avx512bf16" and dtype == "bfloat16":
+            continue  # weights are rounded (tests/attention/test_accuracy.py)
+        if width >= 16 and isa == "amx" and rounded:
+            continue  # with a matrix unit, delta comes from the rounded output (docs/theory/backward.md)
+        if name == "query":
+            with using(isa):
+                found = gradients_of_16_bits((q, k, v), grad_out, options, rounded)
         truth = getattr(expected, name)
         ulp = np.abs(np.spacing(truth.astype(dtype))).astype(np.float64)
         # Half an ulp of rounding, and the error of float32's sums where dP, about 20, and delta differ by 1.

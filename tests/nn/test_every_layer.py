@@ -283,10 +283,14 @@ def test_gradients_are_those_of_finite_differences(name):
     check_gradients(layer, as_function(layer, case), *inputs)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("case", THEIRS.values(), ids=THEIRS)
-def test_numbers_and_gradients_are_those_of_pytorch(case, dtype):
+def test_numbers_and_gradients_are_those_of_pytorch(case):
     torch = pytest.importorskip("torch")
+    for dtype in ("float64", "float32"):
+        assert_numbers_of_pytorch(torch, case, dtype)
+
+
+def assert_numbers_of_pytorch(torch, case, dtype):
     torch.manual_seed(5)
     theirs, ours = case.theirs(torch).to(getattr(torch, dtype)), case.make(dtype=np.dtype(dtype), rng=0)
     with torch.no_grad():
@@ -333,12 +337,14 @@ def test_initial_numbers_are_those_of_pytorch(name):
     np.testing.assert_equal(dict(got), expected)
 
 
-@pytest.mark.parametrize(
-    ("weights", "inputs"),
-    [("float32", "float64"), ("float32", "float16"), ("float16", "float16"), ("float64", "float64")],
-)
 @every_layer
-def test_dtypes_and_lists(case, weights, inputs):
+def test_dtypes_and_lists(case):
+    pairs = (("float32", "float64"), ("float32", "float16"), ("float16", "float16"), ("float64", "float64"))
+    for weights, inputs in pairs:
+        assert_dtypes(case, weights, inputs)
+
+
+def assert_dtypes(case, weights, inputs):
     """A result has the widest dtype, a gradient the dtype of its array; 16 bits are computed in float32."""
     layer, wide = (case.make(dtype=dtype, rng=0) for dtype in (weights, np.float64))
     wide.load_state_dict({name: x.astype(float) for name, x in layer.state_dict().items()})
@@ -374,17 +380,19 @@ def test_arrays_in_any_layout(case):
     for dtype in (np.float64, np.float32):
         arguments = [x.astype(dtype) if is_float(x) else x for x in case.inputs]
         before = [x.copy() for x in arguments]
+
+        def found(given, options):
+            y, pullback = layer.vjp(*given, **options)
+            return [*flat(layer(*given, **options)), *flat(y), *flat(pullback(gradient_for(y)))]
+
+        expected = found(arguments, case.options)
         for layout in LAYOUTS.values():
             options = {
                 name: layout(x) if isinstance(x, np.ndarray) else x for name, x in case.options.items()
             }
-            found = []
-            for given, own in (([layout(x) for x in arguments], options), (arguments, case.options)):
-                y, pullback = layer.vjp(*given, **own)
-                found.append([*flat(layer(*given, **own)), *flat(y), *flat(pullback(gradient_for(y)))])
-            for got, expected in zip(*found, strict=True):
-                np.testing.assert_array_equal(got, expected)
-                assert np.asarray(got).dtype.isnative and np.asarray(got).dtype == np.asarray(expected).dtype
+            for got, same in zip(found([layout(x) for x in arguments], options), expected, strict=True):
+                np.testing.assert_array_equal(got, same)
+                assert np.asarray(got).dtype.isnative and np.asarray(got).dtype == np.asarray(same).dtype
         np.testing.assert_equal(arguments, before)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from drawn_transformers import bad_calls, drawn, good_call
 from inputs import LAYOUTS
+from instruction_sets import ISAS, using
 
 import selfattn as sa
 from selfattn import _core, nn, reference
@@ -30,7 +31,7 @@ def close(got, expected, dtype, what):
 
 
 @pytest.mark.parametrize(("seed", "size"), [*enumerate(SIZES)])
-def test_results_and_gradients(seed, size, isa, threads_restored):
+def test_results_and_gradients(seed, size, threads_restored):
     lengths, width = LENGTHS[size]
     dtype = (np.float32, np.float64)[seed % 2]
     model, inputs, ends, call = drawn(seed, dtype, d=width, lengths=lengths, dropout=seed % 3 == 0)
@@ -39,25 +40,34 @@ def test_results_and_gradients(seed, size, isa, threads_restored):
     mask = call.mask if model.position_bias is None else model.position_bias
     has_numbers = mask is not None and mask.dtype != bool
     shared = has_numbers and {(1, n) for n in heads} == {mask.shape[:2]}
-    y, pullback = transformer.vjp(model, inputs, ends, call, wants_mask=shared)
     truth, true_pullback = reference.transformer_vjp(model, inputs, ends, np.float64, call=call)
-    close(y, truth, dtype, "y")
-    np.testing.assert_array_equal(transformer.forward(model, inputs, ends, call), y)
+    dy = np.random.default_rng(1).standard_normal(truth.shape).astype(dtype)
+    expected = truth, *true_pullback(dy)
+    for isa in ISAS:
+        with using(isa):
+            assert_results_and_gradients((model, inputs, ends, call), shared, dy, expected, isa)
 
-    dy = np.random.default_rng(1).standard_normal(y.shape).astype(dtype)
-    (dx, grads, d_mask), (true_dx, true_grads, true_mask) = pullback(dy), true_pullback(dy)
-    close(dx, true_dx, dtype, "dx")
+
+def assert_results_and_gradients(given, shared, dy, expected, isa):
+    """Compare the core on one instruction set with the reference, and its bits for several numbers of threads."""
+    truth, true_dx, true_grads, true_mask = expected
+    sa.set_num_threads(None)
+    y, pullback = transformer.vjp(*given, wants_mask=shared)
+    close(y, truth, dy.dtype, f"y, {isa}")
+    np.testing.assert_array_equal(transformer.forward(*given), y)
+    dx, grads, d_mask = pullback(dy)
+    close(dx, true_dx, dy.dtype, f"dx, {isa}")
     assert len(grads) == len(true_grads)
-    for n, (grad, expected) in enumerate(zip(grads, true_grads, strict=True)):
-        close(grad, expected, dtype, f"gradient {n}")
+    for n, (grad, true_grad) in enumerate(zip(grads, true_grads, strict=True)):
+        close(grad, true_grad, dy.dtype, f"gradient {n}, {isa}")
     if shared:
-        close(d_mask, true_mask, dtype, "dmask")
-    alone, none, _ = transformer.vjp(model, inputs, ends, call, wants_parameters=False)[1](dy)
+        close(d_mask, true_mask, dy.dtype, f"dmask, {isa}")
+    alone, none, _ = transformer.vjp(*given, wants_parameters=False)[1](dy)
     np.testing.assert_array_equal(alone, dx)
     assert none == []
     for threads in (1, 2, 7):
         sa.set_num_threads(threads)
-        np.testing.assert_array_equal(transformer.forward(model, inputs, ends, call), y)
+        np.testing.assert_array_equal(transformer.forward(*given), y)
         for grad, again in zip(grads, pullback(dy)[1], strict=True):  # new arrays of the same bits
             assert not np.shares_memory(grad, again)
             np.testing.assert_array_equal(grad, again)
