@@ -252,7 +252,7 @@ def test_parts_of_keys_do_not_meet_in_the_mask(shape, key_heads):
     """
     *arrays, grad_out = inputs(6, length=900, keys=850, key_heads=key_heads)
     options = {"attn_mask": mask_of(*shape), "sinks": np.linspace(-1, 5, 6), "enable_gqa": True}
-    assert_same_bits(arrays, grad_out, options, (1, 4, 3))
+    assert_same_bits(arrays, grad_out, options, (1, 3))
     if key_heads == 1:
         assert_gradients(arrays, options, what=f"{shape}")
 
@@ -315,4 +315,4 @@ def test_heads_that_follow_one_another_through_a_mask(name):
     options = {"attn_mask": mask, **options}
     assert_gradients(arrays, options, num_threads=3, what=name)
     out = sa.scaled_dot_product_attention(*arrays, **options)
-    assert_same_bits(arrays, out, options, (1, 2, 8), (ALL, ALL[:3]))
+    assert_same_bits(arrays, out, options, (1, 8), (ALL, ALL[:3]))

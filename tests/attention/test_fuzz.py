@@ -137,7 +137,7 @@ def problems(draw):
     return arrays, options
 
 
-@examples(200)
+@examples(150)
 @given(problems(), st.sampled_from(_core.available_isas()), st.sampled_from([None, 1, 2, 5]), st.data())
 def test_good_arguments_agree_with_the_reference(problem, isa, num_threads, data):
     arrays, options = problem
@@ -155,7 +155,7 @@ def test_good_arguments_agree_with_the_reference(problem, isa, num_threads, data
     np.testing.assert_equal(given_arrays, before)
 
 
-@examples(120)
+@examples(100)
 @given(problems(), st.sampled_from(_core.available_isas()), st.sampled_from([None, 1, 2, 5]), st.data())
 def test_gradients_agree_with_the_reference(problem, isa, num_threads, data):
     arrays, options = problem
@@ -387,7 +387,7 @@ LIKELY = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@examples(700)
+@examples(400)
 @given(
     st.one_of(arrays_that_nearly_fit(), arrays_that_nearly_fit(), st.lists(ANYTHING, max_size=7)),
     st.dictionaries(st.sampled_from(OPTION_NAMES), st.none(), max_size=4),

@@ -79,10 +79,10 @@ def test_pretrained_models(tmp_path, capsys, monkeypatch):
 @pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
 def test_memory_of_65536_tokens_forward_and_backward():
     """The window reduces the arithmetic; the memory would be the same without it."""
-    case = attention.Case(65536, 64, heads=2, mask="window", gradients=attention.BOTH)
+    case = attention.Case(65536, 64, heads=1, mask="window", gradients=attention.BOTH)
     with peers.Turns(2, 1, 0.0) as turns:
         needed = turns.measure(attention.row_of("long", case, []))["peers"]["selfattn"]["memory"]
-    assert 32 << 20 < needed < 64 << 20  # half of the memory is the output, which the pullback holds
+    assert 16 << 20 < needed < 32 << 20  # half of the memory is the output, which the pullback holds
 
 
 def _fails(case, threads):

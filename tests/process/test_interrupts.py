@@ -215,7 +215,7 @@ def call_with_a_shared_mask(heads, threads):
 
 
 KINDS = ("forward", "backward", "varlen", "varlen backward", "additive", "cache", "shared mask")
-TIMES, FIRST = 14, 4
+TIMES, FIRST = 10, 3
 
 
 def interrupt_many_times(kind):

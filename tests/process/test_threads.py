@@ -180,7 +180,7 @@ def test_python_threads_that_compute_at_once_have_no_more_helpers_than_cpus():
             with open(f"/proc/self/task/{task}/stat") as stat: return stat.read().rpartition(")")[2].split()[0] == "R"
         except OSError: return False
     found = []
-    for _ in range(100):
+    for _ in range(50):
         found.append(sum(running(task) for task in os.listdir("/proc/self/task") if int(task) not in python))
         time.sleep(0.01)
     stop.set()

@@ -110,7 +110,7 @@ def attention_by_hand(
     return output, lse, weights, tolerance
 
 
-@examples(400)
+@examples(250)
 @given(problems())
 def test_attention_agrees_with_loops(problem):
     arrays, options, dropout_p, seed = problem
@@ -451,10 +451,9 @@ def slope(value, array):
     return (up - down) / (2 * STEP), direction
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("dropout", [False, True])
-def test_gradients_by_finite_differences(seed, dropout):
-    model, inputs, ends, call = drawn(seed, np.float64, dropout=dropout)
+@pytest.mark.parametrize("seed", range(14))
+def test_gradients_by_finite_differences(seed):
+    model, inputs, ends, call = drawn(seed, np.float64, dropout=seed % 2 == 1)
     y, pullback = reference.transformer_vjp(model, inputs, ends, call=call)
     dy = np.random.default_rng(1).standard_normal(y.shape)
     dx, grads, d_mask = pullback(dy)
