@@ -137,7 +137,7 @@ def problems(draw):
     return arrays, options
 
 
-@examples(150)
+@examples(200)
 @given(problems(), st.sampled_from(_core.available_isas()), st.sampled_from([None, 1, 2, 5]), st.data())
 def test_good_arguments_agree_with_the_reference(problem, isa, num_threads, data):
     arrays, options = problem
