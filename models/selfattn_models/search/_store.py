@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from selfattn.engine import SIMILARITIES, Array, Entries, checksum, disk
-from selfattn_models.search._where import Condition, between, equal, index_name, value_of
+from selfattn_models.search._where import Condition, index_name, meeting, value_of
 
 DATABASE, SUM = "index.sqlite", "index.sum"
 FORMAT = 2
@@ -40,6 +40,7 @@ BLOCK = 1024  # rows that have a sum in common
 MOST = 2**62
 SAMPLE = 256  # texts by which the share that a range selects is estimated
 INDEXED = 10_000  # texts from which a field that is asked for gets an index
+SELECTIONS = 16  # conditions whose rows are kept for the next search
 TIMEOUT = 10.0  # seconds
 # The last bytes of a journal that names another file, which SQLite would remove.
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
@@ -226,6 +227,7 @@ class Snapshot:
         self.arrays = {name: self._mapped(name, *each) for name, each in shapes.items()}
         self.vectors, self.codes = self.arrays["vectors"], self.arrays.get("codes")
         self.sums = {name: np.frombuffer(state[name], "<u8") for name in ("vectors", "codes")}
+        self.selections = dict[str, Array]()  # rows that a condition has selected
         self._checked = {name: np.zeros(len(sums), bool) for name, sums in self.sums.items()}
         for name, checked in self._checked.items():
             if seen is not None and seen.file == self.file:  # blocks whose sums are as they were
@@ -401,16 +403,21 @@ class Reader:
             found[np.fromstring(listed, np.int64, sep=",")] = True
         return found if self.now.owner is None else found[self.now.owner]
 
-    def _between(self, name: str, bounds: list[Condition]) -> Array:
-        """Return which rows are those of texts that meet all bounds, by those that do not if these seem fewer."""
-        (inside, values), live = next(between(name, bounds)), self.now.live()
-        sample = json.dumps(live[:: 1 + len(live) // SAMPLE].tolist())
-        of_sample = (
-            f"SELECT 2 * total({inside}) > count(*) FROM texts WHERE row IN (SELECT value FROM json_each(?))"
-        )
-        (most,) = self.one(of_sample, *values, sample)
-        found: Array = np.logical_or.reduce([self._rows(*each) for each in between(name, bounds, bool(most))])
-        return found ^ bool(most)
+    def _meeting(self, name: str, conditions: Sequence[Condition]) -> Array:
+        """Return which rows are those of texts that meet conditions, by those that do not if these seem fewer."""
+        found, outside = meeting(name, conditions), False
+        if self.now.texts >= INDEXED:
+            live = self.now.live()
+            sql = " OR ".join(f"({each})" for each, _ in found)
+            values = [value for _, each in found for value in each]
+            sample = json.dumps(live[:: 1 + len(live) // SAMPLE].tolist())
+            among = "texts WHERE row IN (SELECT value FROM json_each(?))"
+            (outside,) = self.one(
+                f"SELECT 2 * count(CASE WHEN {sql} THEN 1 END) > count(*) FROM {among}", *values, sample
+            )
+            found = meeting(name, conditions, outside=True) if outside else found
+        rows: Array = np.logical_or.reduce([self._rows(*each) for each in found])
+        return rows ^ bool(outside)
 
     def selected(self, where: Mapping[str, Sequence[Condition]]) -> Array | None:
         """Return which rows are those of texts that are not deleted and meet all conditions, (rows,) of bool.
@@ -420,12 +427,14 @@ class Reader:
         found = None if self.now.valid.all() else self.now.valid
         for name, conditions in where.items():
             bounds = [each for each in conditions if each[0] not in ("==", "!=")]
-            every = [self._between(name, bounds)] if bounds else []
-            for operator, values in (each for each in conditions if each not in bounds):
-                has = [self._rows(*each) for each in equal(name, values)]
-                every.append(np.logical_or.reduce(has) ^ (operator == "!="))
-            for rows in every:
-                found = rows if found is None else found & rows
+            for every in (bounds, *([each] for each in conditions if each not in bounds)):
+                if every:
+                    kept, key = self.now.selections, repr((name, every))
+                    if (rows := kept.get(key)) is None:
+                        if len(kept) >= SELECTIONS:
+                            kept.clear()
+                        rows = kept[key] = self._meeting(name, every)
+                    found = rows if found is None else found & rows
         return found
 
     def fields_indexed(self) -> set[str]:
@@ -434,7 +443,9 @@ class Reader:
         return {f'"{name}"' for (name,) in self.db.execute(sql)}
 
     def without_index(self, fields: Iterable[str]) -> list[str]:
-        """Return those of some fields that can have an index, and have none."""
+        """Return those of some fields that can have an index, would gain by it, and have none."""
+        if self.now.texts < INDEXED:
+            return []
         known = {None, *self.fields_indexed()}
         return [name for name in fields if index_name(name) not in known]
 
@@ -479,8 +490,6 @@ def writing(folder: Path, seen: Snapshot | None = None, timeout: float = TIMEOUT
     with connected(folder, timeout) as db:
         writer = Writer(folder, db, seen, "BEGIN IMMEDIATE")
         try:
-            if writer.now.spare not in (0, writer.now.file):
-                writer.clean(writer.now.spare)
             yield writer
         finally:
             writer.close()
@@ -573,29 +582,51 @@ class Writer(Reader):
         self.seal()
 
     def vacuum(self, done: Callable[[int], Any]) -> None:
-        """Write all files anew without the rows of deleted texts, under another number; commit."""
-        while True:
-            number = self.now.file + 1
-            while any(os.path.lexists(self.folder / f"{name}-{number}") for name in NAMES):
-                number += 1  # the user's
-            generation = self.commit(spare=number)
+        """Write all files anew without the rows of deleted texts, under another number; commit.
+
+        Others may write while rows are copied: theirs are copied at the end.
+        """
+        if self.now.spare not in (0, self.now.file):
+            self.clean(self.now.spare)
+        number = max(self.now.file, self.now.spare) + 1  # no other vacuum's
+        while any(os.path.lexists(self.folder / f"{name}-{number}") for name in NAMES):
+            number += 1  # the user's
+        self.commit(spare=number)
+        sums = {name: np.empty(0, "<u8") for name in self.now.sums}
+        step = 8 * BLOCK
+
+        def copy_rows(begin: int, end: int) -> None:
+            for n in range(begin, end, step):
+                some = places[n : min(n + step, end)]
+                self.now.check("vectors", some)
+                written = self.append(self.now.vectors[some], number, n, sums)
+                sums.update({name: np.frombuffer(each, "<u8") for name, each in written.items()})
+                done(len(some))
+
+        try:
+            self.begin(self.now, "BEGIN")
+            file, rows, places = self.now.file, self.now.rows, np.flatnonzero(self.now.valid)
+            whole = len(places) // step * step
+            copy_rows(0, whole)
+            self.db.execute("ROLLBACK")
             self.begin(self.now, "BEGIN IMMEDIATE")
-            if self.now.generation == generation:  # no other writer came between
-                break
-        now, places = self.now, np.flatnonzero(self.now.valid)
-        sums = {name: np.empty(0, "<u8") for name in now.sums}
-        for n in range(0, len(places), 8 * BLOCK):
-            some = places[n : n + 8 * BLOCK]
-            now.check("vectors", some)
-            written = self.append(now.vectors[some], number, n, sums)
-            sums |= {name: np.frombuffer(each, "<u8") for name, each in written.items()}
-            done(len(some))
+            now = self.now
+            if (now.spare, now.file) != (number, file):
+                raise BlockingIOError(errno.EAGAIN, BUSY, str(self.folder))  # another vacuum has begun
+            places = np.append(places, rows + np.flatnonzero(now.valid[rows:]))
+            copy_rows(whole, len(places))
+        except BaseException:
+            self.clean(number)
+            raise
         for (
             name
         ) in self.fields_indexed():  # which the next search makes again, faster than all rows would move
             self.db.execute(f"DROP INDEX {name}")
-        self.db.execute("DELETE FROM texts WHERE id IS NULL")
-        first, numbers = now.live(), np.cumsum(now.valid) - 1
+        kept = np.zeros(now.rows, bool)
+        kept[places] = True
+        gone = ((row,) for row in np.flatnonzero(now.begins & ~kept).tolist())
+        self.db.executemany("DELETE FROM texts WHERE row = ?", gone)
+        first, numbers = np.flatnonzero(now.begins & kept), np.cumsum(kept) - 1
         moved = zip(numbers[first].tolist(), first.tolist(), strict=True)
         self.db.executemany("UPDATE texts SET row = ? WHERE row = ?", moved)
         packed = _packed(now.valid[places], now.begins[places])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -84,36 +85,61 @@ def _condition(name: str, operator: str, value: Any) -> Condition:
     return operator, listed[0]
 
 
-def _json(value: Any) -> str:
-    if isinstance(value, float) and math.isinf(value):
-        return "9e999" if value > 0 else "-9e999"  # what JSON reads as such
-    return json.dumps(value)
+def _json(values: Iterable[Any]) -> str:
+    """Return values as a list of JSON; infinities as numbers that SQLite reads as such."""
+    written = (
+        "9e999" if each == math.inf else "-9e999" if each == -math.inf else json.dumps(each)
+        for each in values
+    )
+    return f"[{', '.join(written)}]"
 
 
-def equal(name: str, values: list[Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield what selects the texts that have one of some values, with its arguments."""
-    field = value_of(name)
-    if None in values:
-        yield f"{field} IS NULL", []
-    given = [f"[{', '.join(_json(each) for each in values if each is not None)}]"]
-    yield f"{field} {AMONG}", given
+def meeting(name: str, conditions: Sequence[Condition], outside: bool = False) -> list[tuple[str, list[str]]]:
+    """Return what selects the texts that meet an equality or all bounds, or the others, with its arguments.
+
+    A text is selected by one of the parts or more, each of which reads a range of the field's index.
+    """
+    operator, values = conditions[0]
+    if operator == "==":
+        return (_different if outside else _equal)(value_of(name), values)
+    if operator == "!=":
+        return (_equal if outside else _different)(value_of(name), values)
+    return _between(value_of(name), conditions, outside)
+
+
+def _lists(field: str, has: str) -> str:
+    """Return what selects the lists that have one of some values."""
     inner = f"EXISTS (SELECT 1 FROM json_each(CAST({field} AS TEXT)) WHERE {ELEMENT} {AMONG})"
-    yield f"{field} >= x'5b' AND {field} < x'5c' AND {inner}", given
+    return f"{field} >= x'5b' AND {field} < x'5c' AND {has} {inner}"
 
 
-def between(name: str, bounds: list[Condition], outside: bool = False) -> Iterator[tuple[str, list[str]]]:
-    """Yield what selects the texts that meet all bounds, or the others, with its arguments."""
-    field = value_of(name)
-    found = [(operator, "json_extract(?, '$')", [_json(value)]) for operator, value in bounds]
+def _equal(field: str, values: list[Any]) -> list[tuple[str, list[str]]]:
+    given = [_json(each for each in values if each is not None)]
+    found = [(f"{field} {AMONG}", given), (_lists(field, ""), given)]
+    return [(f"{field} IS NULL", []), *found] if None in values else found
+
+
+def _different(field: str, values: list[Any]) -> list[tuple[str, list[str]]]:
+    """Return the ranges between values, which are sorted as SQLite does it, and the lists without them."""
+    kinds = {bool: 2, str: 1}
+    plain = sorted((kinds.get(type(each), 0), each) for each in values if each is not None)
+    limits = [(f"(SELECT {ELEMENT} FROM json_each(?))", [_json([each])]) for _, each in plain]
+    found = [(_lists(field, "NOT"), [_json(each for _, each in plain)]), (f"{field} >= x'5c'", [])]
+    for (least, of_least), (end, of_end) in itertools.pairwise([("-9e999", []), *limits, ("x'5b'", [])]):
+        operator = ">" if of_least else ">="
+        found.append((f"{field} {operator} {least} AND {field} < {end}", [*of_least, *of_end]))
+    return found if None in values else [(f"{field} IS NULL", []), *found]
+
+
+def _between(field: str, bounds: Sequence[Condition], outside: bool) -> list[tuple[str, list[str]]]:
+    limits = [(operator, "json_extract(?, '$[0]')", [_json([value])]) for operator, value in bounds]
     for operator, value in bounds:
         least, end = ("''", "x''") if isinstance(value, str) else ("-9e999", "''")
         others = {each[0][0] for each in bounds if isinstance(each[1], str) is isinstance(value, str)}
         if len(others) == 1:  # else another bound keeps other kinds out
-            found.append(("<", end, []) if operator[0] == ">" else (">=", least, []))
+            limits.append(("<", end, []) if operator[0] == ">" else (">=", least, []))
     if outside:
-        yield f"{field} IS NULL", []
-        for operator, limit, given in found:
-            yield f"{field} {OPPOSITE[operator]} {limit}", given
-    else:
-        every = " AND ".join(f"{field} {operator} {limit}" for operator, limit, _ in found)
-        yield every, [each for *_, given in found for each in given]
+        parts = [(f"{field} {OPPOSITE[operator]} {limit}", given) for operator, limit, given in limits]
+        return [(f"{field} IS NULL", []), *parts]
+    every = " AND ".join(f"{field} {operator} {limit}" for operator, limit, _ in limits)
+    return [(every, [each for *_, given in limits for each in given])]

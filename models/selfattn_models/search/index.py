@@ -23,7 +23,6 @@ from selfattn_models.search._nearest import best_texts
 from selfattn_models.search._ranking import Words, joined, near, reranked
 from selfattn_models.search._store import (
     DTYPES,
-    INDEXED,
     TIMEOUT,
     Entry,
     Reader,
@@ -438,7 +437,7 @@ class Index:
                 pairs = zip(queries, found, strict=True)
                 found = [reranked(reader, each, some, rerank, k) for each, some in pairs]
             hits = [[_hit(reader, row, score) for row, score in each] for each in found]
-            missing = reader.without_index(conditions) if now.texts >= INDEXED else []
+            missing = reader.without_index(conditions)
         if missing:
             index_fields(self.folder, missing, now)
         return hits[0] if alone else hits

@@ -66,6 +66,31 @@ def test_a_reader_that_meets_a_vacuum_reads_the_new_files(index, monkeypatch):
     assert index_of_the_other.ids == ["y", "z"] and index_of_the_other._seen.file == 2
 
 
+def test_others_write_while_a_vacuum_copies(tmp_path, monkeypatch):
+    monkeypatch.setattr(_store, "BLOCK", 1)
+    index, changes = search.Index.create(tmp_path, embed, metric="dot"), []
+
+    def meanwhile(_):
+        for each in changes[:1]:
+            changes.clear()
+            each()
+
+    def change():
+        index.add(["new", "other"], ids=["new", 7], timeout=0)
+        index.delete([0, 5], timeout=0)
+
+    index.add(["a" * n for n in range(1, 21)])
+    index.delete(3)
+    for concurrent in (change, index.vacuum):  # of two vacuums the later one stays
+        changes.append(concurrent)
+        with contextlib.suppress(BlockingIOError), _store.writing(index.folder) as writer:
+            writer.vacuum(meanwhile)
+        texts = {n: "a" * (n + 1) for n in range(20) if n not in (0, 3, 5, 7)} | {"new": "new", 7: "other"}
+        assert index.ids == [*texts] and index.texts == [*texts.values()]
+        assert np.array_equal(index.vectors, embed(index.texts)) and len(contents(tmp_path)) == 3
+    assert index._seen.file == 4 and index._seen.rows == len(index)
+
+
 CHANGES = {
     "add": lambda index: index.add(["new"]),
     "delete": lambda index: index.delete(index.ids[0]),

@@ -1,7 +1,9 @@
 """An index of texts: what it finds against scores in float64, what is embedded, which states are refused."""
 
 import json
+import operator
 import pickle
+import random
 import shutil
 from types import SimpleNamespace
 
@@ -13,7 +15,7 @@ from text_folders import add_pipeline, old_pooling, save_bert
 
 import selfattn_models as models
 from selfattn_models import search
-from selfattn_models.search import _ranking, _windows
+from selfattn_models.search import _ranking, _store, _windows
 
 WORDS = [f"w{n}" for n in range(60)]
 WIDTH = 24
@@ -81,7 +83,9 @@ def test_hits_are_those_of_exact_scores(tmp_path, model, metric, dtype):
             np.testing.assert_allclose([hit.score for hit in hits], got, rtol=0, atol=error)
             np.testing.assert_allclose(got, np.sort(scores[may])[::-1][:9], rtol=0, atol=error)
             assert all(hit.id in may and hit.text == texts[hit.id] for hit in hits)
-        assert [index.search(each, 9, where) for each in queries] == found  # scores too, to the bit
+        for each in (list(queries), [*model(queries)]):  # scores too, to the bit
+            assert [index.search(query, 9, where) for query in each] == found
+        assert index.search(model(queries), 9, where) == found
 
 
 def test_a_text_is_embedded_once(index, model):
@@ -97,71 +101,112 @@ def test_a_text_is_embedded_once(index, model):
     assert np.array_equal(index.vectors[-1], index.vectors[-2])
 
 
-def test_an_id_is_replaced(index, model):
-    index.add(["w1 w2", "w3", "w4"], ids=["1", 1, -7], metadata=[{"a": 1}, {"a": 2}, {"b": None}])
-    before = contents(index.folder)
-    index.add(["w3"], ids=[1], metadata=[{"a": 2}])
-    assert contents(index.folder) == before  # nothing has changed
-    index.add(["w5", "w3"], ids=["1", 1], metadata=[{"a": 3}, {"a": 4}])
-    assert index.ids == [-7, "1", 1] and index.texts == ["w4", "w5", "w3"] and len(index) == 3
-    assert index.metadata == [{"b": None}, {"a": 3}, {"a": 4}]
-    assert [hit.id for hit in index.search("w1 w2 w5", where={"a": [1, 2, 3]})] == ["1"]
-    assert index.add(["w9"]) == [2]  # the next number
-    index.delete(1)
-    with pytest.raises(ValueError, match="there is no id 1; 1 of 1 are missing"):
-        index.delete(1)
-    index.add(["w3"], ids=[1], metadata=[{"a": 4}])  # as it was before
-    assert index.ids == [-7, "1", 2, 1]
+# What differs for JSON: 1 is 1.0, and neither "1" nor True.
+VALUES = [
+    1,
+    "1",
+    True,
+    1.0,
+    None,
+    False,
+    0,
+    1.5,
+    -2,
+    "é",
+    "b",
+    "",
+    10**300,
+    [1, "b"],
+    [True],
+    [],
+    {"x": 1},
+]
+FIELDS = ("a", 'q"\\', "é b")
+COMPARES = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
-def test_where_knows_types(index):
-    values = [1, "1", True, 1.0, None, False, 0, [1], {"x": 1}, 1.5, "é"]
-    index.add(drawn(len(values)), metadata=[{"v": value, "w": n % 2} for n, value in enumerate(values)])
-
-    def found(**where):
-        return sorted(hit.id for hit in index.search("w1", 99, where))
-
-    assert found(v=1) == found(v=1.0) == found(v=np.int64(1)) == [0, 3, 7]
-    assert found(v="1") == [1] and found(v=True) == [2] and found(v=None) == [4] and found(v=False) == [5]
-    assert found(v=[1, "é", 1.5]) == found(v=np.array([1, "é", 1.5], object)) == [0, 3, 7, 9, 10]
-    assert found(v=[1, True], w=0) == [0, 2] and found(v=[]) == found(v="none") == []
+def kind(value):
+    return bool if isinstance(value, bool) else float if isinstance(value, int | float) else type(value)
 
 
-def test_where_compares_numbers_with_numbers_and_texts_with_texts(index, monkeypatch):
-    values = [1, 2.5, "b", True, None, [3, "b"], 10**300, "é", {"x": 1}]
-    fields = [{'q"\\': value, "all": n} for n, value in enumerate(values)]
-    index.add(drawn(len(values) + 1), metadata=[*fields, {"all": 9}])
-    expected = {
-        (">", 1): [1, 6],
-        (">=", 1): [0, 1, 6],
-        ("<", 2.5): [0],
-        ("<", "c"): [2],
-        (">", ""): [2, 7],
-        ("!=", "b"): [0, 1, 3, 4, 6, 7, 8, 9],
-        ("!=", (1, None)): [1, 2, 3, 5, 6, 7, 8],
-        ("==", None): [4, 9],
-        3: [5],
-        ((">", 1), ("<=", 2.5)): [1],
-        (("<", 9), ("!=", 1)): [1],
-    }
-    for indexed in (10_000, 1):  # with an index of the field too
-        monkeypatch.setattr("selfattn_models.search.index.INDEXED", indexed)
-        for where, ids in expected.items():
-            for name, kept in (('q"\\', ids), ("all", None)):
-                found = sorted(
-                    hit.id for hit in index.search("w1", 99, {name: where} if kept else {name: {*range(10)}})
-                )
-                assert found == (kept or [*range(10)])
-    index.add(drawn(10), range(10), [{"all": n} for n in [*range(7), None, "a", True]])
-    for where, ids in (
-        ((">=", 0), range(7)),
-        (((">", 0), ("<", 7)), range(1, 7)),
-        (("<", 6), range(6)),
-    ):  # most texts
-        assert sorted(hit.id for hit in index.search("w1", 99, {"all": where})) == [*ids]
-    for wrong in ((">", None), ("<", [1]), (">", True)):
-        with pytest.raises(TypeError, match="needs a number or a text"):
-            index.search("w1", where={"all": wrong})
+def drawn_condition(draw):
+    values = draw.sample(VALUES[:13], draw.randrange(4))
+    comparable = [each for each in VALUES[:13] if kind(each) in (float, str)]
+    bounds = [(draw.choice([*COMPARES]), draw.choice(comparable)) for _ in range(draw.choice([1, 2, 2]))]
+    return draw.choice([values, {*values}, *values[:1], ("!=", values), ("==", values), bounds, bounds[0]])
+
+
+def meets(value, condition):
+    """Tell what `where` means, for one value."""
+    if isinstance(condition, list) and condition and isinstance(condition[0], tuple):
+        return all(meets(value, each) for each in condition)
+    how, wanted = condition if isinstance(condition, tuple) else ("==", condition)
+    if how in COMPARES:
+        return kind(value) is kind(wanted) and COMPARES[how](value, wanted)
+    has, among = ([*each] if isinstance(each, list | set) else [each] for each in (value, wanted))
+    return (how == "==") is any(kind(a) is kind(b) and a == b for a in has for b in among)
+
+
+def test_drawn_operations_equal_a_list(tmp_path, monkeypatch, n=100, seed=0):
+    """Embeddings are small whole numbers, so that scores are exact."""
+    monkeypatch.setattr(_store, "INDEXED", 9)
+    monkeypatch.setattr(_store, "BLOCK", 4)
+    often = [*VALUES, *[1] * 60]  # a value that most texts have
+    draw, table = random.Random(seed), np.random.default_rng(seed).integers(-9, 10, (len(WORDS), 8))
+
+    def embed(texts):
+        return np.array(
+            [table[[int(word[1:]) for word in text.split()]].sum(axis=0) for text in texts], float
+        )
+
+    index, rows, next_id = search.Index.create(tmp_path / "index", embed, metric="dot"), {}, 0
+    index.add(["w1"], ["first"], [dict.fromkeys(FIELDS)])
+    rows["first"] = "w1", dict.fromkeys(FIELDS)
+    for turn in range(n):
+        change = draw.choice(["add", "add", "add", "delete", "vacuum", "open"])
+        if change == "add":
+            texts = drawn(draw.randrange(1, 9), turn, 3)
+            fields = [{name: draw.choice(often) for name in FIELDS if draw.random() < 0.9} for _ in texts]
+            ids = (
+                draw.sample([*range(-2, 9), *map(str, range(9))], len(texts)) if draw.random() < 0.5 else None
+            )
+            found = index.add(texts, ids, fields)
+            assert found == (ids or [*range(next_id, next_id + len(texts))])
+            next_id = max(next_id, *(name + 1 for name in found if isinstance(name, int)), 0)
+            for name, row in zip(found, zip(texts, fields, strict=True), strict=True):
+                if repr(rows.get(name)) != repr(row):
+                    rows.pop(name, None)  # what is replaced comes last
+                    rows[name] = row
+            before = contents(index.folder)
+            index.add(texts, found, fields)
+            assert contents(index.folder) == before  # nothing has changed
+        elif change == "delete":
+            gone = draw.sample([*rows], len(rows) // 4)
+            index.delete(gone)
+            rows = {name: row for name, row in rows.items() if name not in gone}
+        elif change == "vacuum":
+            index.vacuum()
+            assert len(index) == index._seen.rows == len(rows) and len(contents(index.folder)) == 3
+        else:
+            index = search.Index.open(index.folder, embed)
+        texts, fields = map(list, zip(*rows.values(), strict=True))
+        assert index.ids == [*rows] and index.texts == texts and repr(index.metadata) == repr(fields)
+        vectors = embed(texts)
+        assert np.array_equal(index.vectors, vectors)
+        for k in (3, 10**9):
+            where = {name: drawn_condition(draw) for name in draw.sample(FIELDS, draw.randrange(3))}
+            (query,) = drawn(1, turn + n)
+            may = [n for n, own in enumerate(fields) if all(meets(own.get(f), c) for f, c in where.items())]
+            scores = (vectors @ embed([query])[0]).tolist()
+            expected = sorted((-scores[n], n) for n in may)[:k]
+            expected = [([*rows][n], -score, texts[n], fields[n]) for score, n in expected]
+            assert repr([tuple(hit) for hit in index.search(query, k, where)]) == repr(expected), where
+        name = draw.choice([*rows])
+        assert index.get(name).text == rows[name][0] and name in index and "none" not in index
+        like = [
+            hit.id for hit in index.search(embed([rows[name][0]])[0], 10**9) if repr(hit.id) != repr(name)
+        ]
+        assert [hit.id for hit in index.similar(name, 5)] == like[:5]
 
 
 def test_tiny_embeddings_keep_their_order(tmp_path):
@@ -191,27 +236,6 @@ def test_vectors_may_be_given(index, model):
     index.add(texts[1:2], ids=["embedded"])
     assert model.given == texts[1:2]  # what was given is not what the model makes
     assert search.Index.open(index.folder, model).search(texts[1])[0].id == "embedded"
-
-
-def test_a_text_is_got_by_its_id_and_finds_its_like(index, model):
-    texts = drawn(40)
-    index.add(texts, ids=[*range(39), "39"], metadata=[{"n": n % 2} for n in range(40)])
-    assert index.get("39").text == texts[39] and index.get(3).metadata == {"n": 1}
-    assert 3 in index and "39" in index and 39 not in index and "3" not in index
-    for call in (index.get, index.similar):
-        with pytest.raises(KeyError, match="there is no id 39"):
-            call(39)
-    hits, found = index.search(texts[7], 40), index.similar(7, 5)
-    assert [hit.id for hit in found] == [hit.id for hit in hits if hit.id != 7][:5]
-    assert {hit.id for hit in index.similar(7, 40, {"n": 0})} == {*range(0, 40, 2)}
-    rows = model([texts[7], "w1 w2"])
-    assert index.search(rows, 4) == index.search([texts[7], "w1 w2"], 4) and index.search(
-        rows[1]
-    ) == index.search("w1 w2")
-    with pytest.raises(ValueError, match="the query has embeddings of width 3; the index has 24"):
-        index.search(np.ones(3))
-    with pytest.raises(TypeError, match="rerank and hybrid need a query of words"):
-        index.search(rows[0], hybrid=True)
 
 
 def add_nothing(index, what):
@@ -321,6 +345,11 @@ test_wrong_queries_are_named = refusals(
     ({"where": {"V": 1}}, ValueError, "no text has the field 'V'; the fields are 'v', 'w'"),
     ({"where": {"v": {"x": 1}}}, TypeError, r"where: 'v' must be a text.* not \{'x': 1\}"),
     ({"where": {"v": [1, np.nan]}}, TypeError, "where: 'v' must be a text.* not nan"),
+    ({"where": {"v": (">", None)}}, TypeError, "where: 'v' > needs a number or a text, not None"),
+    ({"where": {"v": ("<", [1])}}, TypeError, "where: 'v' < needs a number or a text"),
+    ({"where": {"v": (">", True)}}, TypeError, "where: 'v' > needs a number or a text"),
+    ({"query": np.ones(3)}, ValueError, "the query has embeddings of width 3; the index has 24"),
+    ({"query": np.ones(WIDTH), "hybrid": True}, TypeError, "rerank and hybrid need a query of words"),
     ({"hybrid": 0.5}, TypeError, "hybrid must be True or False, not 0.5"),
     ({"rerank": True}, TypeError, "rerank must be a cross-encoder"),
     (
@@ -333,28 +362,15 @@ test_wrong_queries_are_named = refusals(
 )
 
 
-def test_vacuum_leaves_what_is_alive(index, tmp_path):
-    texts = drawn(150, most=4)
-    index.add(texts, metadata=[{"n": n % 5} for n in range(150)])
-    index.add(texts[:50], ids=range(50), metadata=[{"n": 7}] * 50)  # replaced
-    index.delete(list(range(60, 150, 3)))
-    queries, where = drawn(4, seed=3), {"n": [1, 2, 7]}
-
-    def state():
-        hits = index.search(queries, 500), index.search(queries, 20, where)
-        kept = index.ids, index.texts, index.metadata, index.vectors.tolist()
-        return hits, kept, index.duplicates(), index.duplicates(0.8)
-
-    before, size = state(), sum(path.stat().st_size for path in index.folder.rglob("*"))
-    assert len(index) == 120
-    index.vacuum()
-    assert state() == before
-    assert sum(path.stat().st_size for path in index.folder.rglob("*")) < size
-    assert sorted(contents(index.folder)) == ["index.sqlite", "index.sum", "vectors-2"]
+def test_an_index_may_be_emptied(index):
+    index.add(drawn(9))
     index.delete(index.ids)
     index.vacuum()
     assert index.search("w1") == index.duplicates(0.5) == [] and index.ids == []
-    assert index.add(["w1"]) == [150]
+    assert index.add(["w1"]) == [9]
+    for call in (index.get, index.similar):
+        with pytest.raises(KeyError, match="there is no id '9'"):
+            call("9")
 
 
 def test_near_texts_are_grouped(index, model, monkeypatch):
