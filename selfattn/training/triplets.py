@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from selfattn._check import check_rows, check_size, if_missing, one_of
+from selfattn._check import check_rows, check_size, if_missing, one_of, warn
 from selfattn.nn import init
 from selfattn.text import BinaryFile, PathLike, is_quoted, read_text, sentence_gaps
 
@@ -98,7 +98,12 @@ def read_triplets(path: PathLike | BinaryFile) -> list[Triplet]:
     Raises
     ------
     ValueError
-        A line has another number of columns, or an empty one; or there is no triplet at all.
+        A line has another number of columns; or there is no triplet at all.
+
+    Warns
+    -----
+    UserWarning
+        How many lines were left out, because a column is empty.
 
     Examples
     --------
@@ -135,9 +140,13 @@ def read_pairs(
     Raises
     ------
     ValueError
-        Lines have different numbers of columns, fewer than two or an empty one; or there is none. Or half of the last
-        columns or more are numbers, and one is none, or not in the range; only that of a heading in the first line may
-        be a text.
+        Lines have different numbers of columns, or fewer than two; or there is none. Or half of the last columns or
+        more are numbers, and one is none, or not in the range; only that of a heading in the first line may be a text.
+
+    Warns
+    -----
+    UserWarning
+        How many lines were left out, because a column is empty.
 
     Examples
     --------
@@ -187,7 +196,7 @@ def _numbered(
     path: Any, expected: str, fits: Callable[[list[str]], bool]
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Read the columns between tabs of each line that is not empty, with the line's number."""
-    rows, text = [], read_text(path)
+    rows, text, empty = [], read_text(path), 0
     quoted = is_quoted(text)
     for number, line in enumerate(text.split("\n"), 1):
         columns = [column.strip() for column in line.rstrip("\r").split("\t")]
@@ -195,9 +204,14 @@ def _numbered(
             columns = [c[1:-1].replace('""', '"').strip() if c[:1] == '"' else c for c in columns]
         if columns == [""]:
             continue
-        if not fits(columns) or not all(columns):
+        if not fits(columns):
             raise ValueError(f"{path}, line {number}: expected {expected} between tabs, not {line[:80]!r}")
-        rows.append((number, tuple(columns)))
+        if all(columns):
+            rows.append((number, tuple(columns)))
+        else:
+            empty += 1
+    if empty:
+        warn(f"{path}: left out, as a cell is empty: {empty:,} rows")
     return rows
 
 

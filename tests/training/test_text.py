@@ -237,6 +237,8 @@ def test_a_score_that_is_no_number_is_named():
             read(rows + f"e\tf\t{wrong}\n")
     with pytest.raises(ValueError, match="line 2: the score 1 is not from 0 to"):
         training.read_pairs(io.BytesIO(rows.encode()), 0, 0.5)
+    with pytest.warns(UserWarning, match="left out, as a cell is empty: 2 rows"):
+        assert read(rows + "\t\t0\n e\t \t1\n") == read(rows)
     assert read('"a ""b"" c"\t"d"\ne\tf\n') == [('a "b" c', "d"), ("e", "f")]
     assert read('"a\td"\ne\tf\n')[0] == ('"a', 'd"')  # quotes of its own
     assert read("a\tb\tc\nd\te\tf\ng\th\t1\n")[2] == ("g", "h", "1")

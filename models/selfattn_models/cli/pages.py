@@ -11,6 +11,7 @@ from selfattn.cli.pages import WHAT, add_out, check_out, written
 from selfattn.cli.parser import EXIT_CODES, Command, Parser, count
 from selfattn.text import read_text
 from selfattn_models import pages
+from selfattn_models.cli.search import add_model
 from selfattn_models.search import Index
 
 POINTS = 20_000  # of a map
@@ -65,13 +66,15 @@ def _add_map(parser: Parser) -> None:
     add("index", metavar="INDEX", type=Path, help="the folder of an index, from selfattn index")
     add("--colour", "--color", metavar="FIELD", help="the field that has the colours at first")
     add("--most", metavar="N", type=count, default=POINTS, help=f"at most N texts, evenly spaced ({POINTS})")
+    add_model(parser)
     add_out(parser, "map.html")
 
 
 def _run_map(options: argparse.Namespace) -> int:
     check_out(options)
     streams.check(options.out)
-    index = Index(options.index.absolute())  # without its model
+    own = options.own_model
+    index = Index.open(options.index, own) if own else Index(options.index.absolute())  # needs no model
     part = slice(None, None, max(1, -(-len(index) // options.most)))
     texts, metadata = index.texts[part], index.metadata[part]
     if len(texts) < len(index):

@@ -27,6 +27,7 @@ removes those that went.
 examples:
   selfattn index all-MiniLM-L6-v2 book.txt --out book.index        a text in each line
   selfattn index all-MiniLM-L6-v2 tickets.csv --column subject --out tickets.index    all other columns are metadata
+  selfattn index tickets.index tickets.csv --column subject     again: an index knows its model
   selfattn search tickets.index "the printer burns" --where status=open
   selfattn evaluate tickets.index                  is it better than BM25?
   selfattn map tickets.index --colour status --open
@@ -43,10 +44,14 @@ def is_index(path: Path) -> bool:
 
 def _add_index(parser: Parser) -> None:
     add, forms = parser.add_argument, ("text", *FORMATS.values())
-    add("model", metavar="MODEL", type=Path, help="the folder of a model, as for selfattn embed")
+    folder = (
+        "the folder of a model, as for selfattn embed; or an index, which has its own, and is changed itself"
+    )
+    add("model", metavar="MODEL", type=Path, help=folder)
     corpus = "a UTF-8 file: .csv or .tsv with a heading, .jsonl, or a text in each line; - is standard input"
     add("corpus", metavar="CORPUS", help=corpus)
-    add("--out", metavar="DIR", required=True, type=streams.folder, help="the folder of the index")
+    add("--out", metavar="DIR", type=streams.folder, help="the folder of the index")
+    add_model(parser)
     add("--format", choices=forms, help="by default as the file is named, else text")
     add("--column", metavar="NAME", default="", help="of the texts (text, or the only one)")
     add("--id", metavar="NAME", default="", help="column of the ids (id; else numbers of lines or rows)")
@@ -62,12 +67,16 @@ def _add_index(parser: Parser) -> None:
 
 
 def _index(options: argparse.Namespace) -> int:
-    out, place, dtype = streams.results(), options.out, options.dtype
+    out, model, dtype = streams.results(), options.model, options.dtype
+    own = is_index(model)
+    if own != (options.out is None) or (options.own_model and not own):
+        raise UsageError("expected MODEL CORPUS --out DIR, or INDEX CORPUS, which may have a --model")
+    place, model = (model, options.own_model) if own else (options.out, model)
     records = read_corpus(options.corpus, options.format, options.column, options.id, options.number)
-    index: Any = Index.open(place, options.model) if (begun := is_index(place)) else None
+    index: Any = Index.open(place, model) if (begun := is_index(place)) else None
     if begun and dtype not in (None, index.dtype):
         raise ValueError(f"{place} is an index of {index.dtype}, not {dtype}; --out names another folder")
-    index = index if begun else Index.create(place, options.model, dtype or "float32")
+    index = index if begun else Index.create(place, model, dtype or "float32")
     index._record()  # the model may have moved
     before = {each.id: tuple(each[1:4]) for each in index._entries()}
     known, gone = {text for _, text, _ in before.values()}, before.keys() - {each[0] for each in records}
@@ -91,6 +100,12 @@ def _index(options: argparse.Namespace) -> int:
     return 0
 
 
+def add_model(parser: Parser) -> None:
+    """Add ``--model``, of an index."""
+    what = "the folder of the index's model, if that has moved"
+    parser.add_argument("--model", metavar="DIR", dest="own_model", type=Path, help=what)
+
+
 def add_selection(parser: Parser) -> None:
     """Add the options of a search of an index."""
     add = parser.add_argument_group("of an index, from selfattn index").add_argument
@@ -99,13 +114,7 @@ def add_selection(parser: Parser) -> None:
     )
     add("--where", metavar="FIELD=VALUE", action="append", default=[], type=streams.sentence, help=where)
     add("--hybrid", action="store_true", help="join this ranking and that of BM25")
-    add(
-        "--model",
-        metavar="DIR",
-        dest="own_model",
-        type=Path,
-        help="the folder of its model, if that has moved",
-    )
+    add_model(parser)
     add("--rerank", metavar="MODEL", type=Path, help="a cross-encoder's folder; it sorts the best again")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import re
 import time
@@ -75,16 +76,18 @@ def joined(
 ) -> list[tuple[int, float]]:
     """Join two rankings by the sums of their reciprocal ranks; return the best k rows with these sums.
 
-    The row of a text that words alone have found is the window with most of them.
+    The row of a text is that of the ranking that has it first; by words this is the window with most of them.
     """
     owner = reader.now.owner
     rows = {row if owner is None else int(owner[row]): row for row, _ in found}
-    sums: dict[int, float] = {}
-    for ranking in (list(rows), by_words):
-        for rank, first in enumerate(ranking, 1):
-            sums[first] = sums.get(first, 0) + 1 / (RANKS + rank)
-    best = sorted(sums.items(), key=lambda each: (-each[1], each[0]))[:k]
-    return [(rows[first] if first in rows else _window(reader, query, first), score) for first, score in best]
+    ranks = [{first: rank for rank, first in enumerate(each, 1)} for each in (rows, by_words)]
+    both = [(first, [of.get(first, math.inf) for of in ranks]) for first in {**ranks[0], **ranks[1]}]
+    scored = [(sum(1 / (RANKS + rank) for rank in each), first, each) for first, each in both]
+    best = sorted(scored, key=lambda each: (-each[0], each[1]))[:k]
+    return [
+        (rows[first] if rank <= of_words else _window(reader, query, first), score)
+        for score, first, (rank, of_words) in best
+    ]
 
 
 def _window(reader: Reader, query: str, first: int) -> int:

@@ -180,7 +180,11 @@ def test_a_model_that_has_moved_is_named(here, run):
     assert "and so does --model" in run("search", "i", "water", code=1).err
     assert run("map", "i").out == "map.html\n"
     found = run("search", "i", "water", "--model", "moved").out
-    assert run("index", "moved", "t.csv", "--out", "i").out and run("search", "i", "water").out == found
+    for given in (["i", "t.csv", "--model", "moved"], ["i", "t.csv"], ["moved", "t.csv", "--out", "i"]):
+        assert (
+            "i: 3 texts, 0 embedded" in run("index", *given).out and run("search", "i", "water").out == found
+        )
+    assert "another model" in run("map", "i", "--model", folders.save_bert(here / "new", 24), code=1).err
 
 
 def test_a_column_of_numbers_has_ranges(here, run):
@@ -210,6 +214,8 @@ def test_numbers_of_json_are_found_by_where(here, run):
         (["search", "model", "t.csv", "a", "--hybrid"], 2, "--hybrid is for an index, from selfattn index"),
         (["search", "model", "t.csv"], 2, "a model needs a CORPUS and a QUERY"),
         (["search", "i", " "], 2, "a query is empty"),
+        (["index", "i", "t.csv", "--out", "i"], 2, "expected MODEL CORPUS --out DIR, or INDEX CORPUS"),
+        (["index", "model", "t.csv", "--model", "b", "--out", "j"], 2, "expected MODEL CORPUS --out DIR, or"),
         (
             ["search", "model", "t.csv", "a", "--model", "b"],
             2,

@@ -491,8 +491,11 @@ def test_a_long_text_is_found_by_a_window(tmp_path, folder):
     np.testing.assert_allclose(index.means, means, rtol=1e-5)
     words = _ranking.Words(np.array([1]), [long]).best("ship", 9, None)
     with index._reading() as reader:
-        ((row, _),) = _ranking.joined(reader, "ship sailed", [], words, 9)
-        assert "ship sailed" in reader.passage(row)
+        for by_model in ([], [(0, 0.9), (1, 0.8)]):  # words have the long text first
+            found = _ranking.joined(reader, "ship sailed", by_model, words, 9)
+            assert ["ship sailed" in reader.passage(row) for row, _ in found] == [True, False][: len(found)]
+        ((row, _),) = _ranking.joined(reader, "ship sailed", [(1, 0.8)], words, 9)
+        assert row == 1  # both have it first
     index.add([long], ids=["again"])
     first, second, *_ = index.search(queries[0], 9)
     assert first.span == second.span
