@@ -13,13 +13,12 @@ from typing import Any
 
 from selfattn.cli import streams
 from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError
-from selfattn.engine import bar
 from selfattn_models.cli.corpus import FORMATS, read_corpus, rows_of
 from selfattn_models.search import Index
+from selfattn_models.search._adding import BATCH
 from selfattn_models.search._evaluate import evaluate
 from selfattn_models.search._store import DATABASE
 
-CHUNK = 512  # texts that are embedded before they are written
 INDEX_EPILOG = f"""\
 The command may be interrupted. Run again it goes on, or takes over what has changed: it embeds new texts alone, and
 removes those that went.
@@ -85,11 +84,9 @@ def _index(options: argparse.Namespace) -> int:
     work = f"{n:,} to embed, {len(changed):,} to write, {len(gone):,} to remove"
     streams.tell(f"{len(records):,} texts: {work}")
     try:
-        with bar(n > CHUNK, len(changed), "index") as done:
-            for at in range(0, len(changed), CHUNK):  # a text that has moved is still found where it was
-                ids, texts, metadata = map(list, zip(*changed[at : at + CHUNK], strict=True))
-                index.add(texts, ids, metadata)
-                done(len(ids))
+        if changed:  # a text that has moved is still found where it was
+            ids, texts, metadata = map(list, zip(*changed, strict=True))
+            index.add(texts, ids, metadata, progress=n > BATCH)
         index.delete(list(gone))
         if index._seen.rows > 2 * len(index._seen.live()):
             index.vacuum()

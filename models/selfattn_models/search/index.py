@@ -221,7 +221,8 @@ class Index:
     def get(self, id: str | int) -> Hit:
         """Return a text by its id, with its metadata; an error if there is none."""
         with self._reading() as reader:
-            return _hit(reader, _row(reader, id), 1.0)
+            row = _row(reader, id)
+            return _hit(reader.entry(row), row, 1.0)
 
     def __contains__(self, id: object) -> bool:
         with self._reading() as reader:
@@ -436,7 +437,8 @@ class Index:
             if rerank is not None:
                 pairs = zip(queries, found, strict=True)
                 found = [reranked(reader, each, some, rerank, k) for each, some in pairs]
-            hits = [[_hit(reader, row, score) for row, score in each] for each in found]
+            entries = reader.entries_of(row for each in found for row, _ in each)
+            hits = [[_hit(entries[row], row, score) for row, score in each] for each in found]
             missing = reader.without_index(conditions)
         if missing:
             index_fields(self.folder, missing, now)
@@ -475,7 +477,9 @@ class Index:
         if not 0 < check_number("threshold", threshold) <= 1:
             raise ValueError(f"threshold must be above 0 and at most 1, not {threshold}")
         with self._reading() as reader, bar(progress, reader.now.texts, "duplicates") as done:
-            return [[reader.entry(row).id for row in group] for group in near(reader, threshold, done)]
+            groups = near(reader, threshold, done)
+            entries = reader.entries_of(row for group in groups for row in group)
+            return [[entries[row].id for row in group] for group in groups]
 
 
 def _row(reader: Reader, id: str | int) -> int:
@@ -486,8 +490,7 @@ def _row(reader: Reader, id: str | int) -> int:
     return int(found[0])
 
 
-def _hit(reader: Reader, row: int, score: float) -> Hit:
-    entry = reader.entry(row)
+def _hit(entry: Entry, row: int, score: float) -> Hit:
     hit = Hit(entry.id, score, entry.text, entry.metadata)
     hit.span = entry.spans[row - entry.row] if entry.spans else None
     return hit

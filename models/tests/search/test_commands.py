@@ -8,7 +8,7 @@ from processes import run_command
 
 from selfattn_models import _encoders, search
 from selfattn_models.cli import corpus
-from selfattn_models.cli import search as commands
+from selfattn_models.search import _adding
 
 folders = pytest.importorskip("text_folders", reason="the extra 'models' is not installed")
 pytest.importorskip("bm25s", reason="the extra 'search' is not installed")
@@ -119,7 +119,7 @@ def test_the_next_day_only_new_texts_are_embedded(here, run, monkeypatch):
     embedded.clear()
     # All lines have moved; one is new, one went.
     (here / "t.txt").write_text("new water\nthe sea\n\na ship\nthe stones\n")
-    monkeypatch.setattr(commands, "CHUNK", 1)
+    monkeypatch.setattr("selfattn_models.search.index.BATCH", 1)
     found = run("index", "model", "t.txt", "--out", "i")
     assert "4 texts: 1 to embed, 4 to write, 1 to remove" in found.err
     index = search.Index.open("i")
@@ -133,8 +133,8 @@ def test_the_next_day_only_new_texts_are_embedded(here, run, monkeypatch):
 
 def test_an_interrupted_index_goes_on(here, run, monkeypatch):
     (here / "t.jsonl").write_text(FORMS["t.jsonl"])
-    monkeypatch.setattr(commands, "CHUNK", 1)
-    add, calls = search.Index.add, []
+    monkeypatch.setattr("selfattn_models.search.index.BATCH", 1)
+    add, calls = _adding.add, []
 
     def once(*arguments):
         calls.append(arguments)
@@ -142,7 +142,7 @@ def test_an_interrupted_index_goes_on(here, run, monkeypatch):
             raise KeyboardInterrupt
         return add(*arguments)
 
-    monkeypatch.setattr(search.Index, "add", once)
+    monkeypatch.setattr("selfattn_models.search.index.add", once)
     found = run("index", "model", "t.jsonl", "--out", "i", code=130)
     assert "stopped: i holds 1 texts; the same command goes on" in found.err
     found = run("index", "model", "t.jsonl", "--out", "i")

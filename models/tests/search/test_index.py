@@ -499,6 +499,10 @@ def test_a_long_text_is_found_by_a_window(tmp_path, folder):
     index.add([long], ids=["again"])
     first, second, *_ = index.search(queries[0], 9)
     assert first.span == second.span
+    index.delete(0)
+    before = [(hit, hit.span) for hit in index.search(queries[1], 9)]
+    index.vacuum()
+    assert [(hit, hit.span) for hit in index.search(queries[1], 9)] == before
 
 
 def test_a_word_counts_with_the_white_space_before_it():
