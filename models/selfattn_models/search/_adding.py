@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from selfattn.engine import Array, check_rows, quoted
+from selfattn.engine import Array, check_rows, quoted, warn
 from selfattn_models._tokenizer import check_unicode
 from selfattn_models.search._models import Model, as_stored
 from selfattn_models.search._store import MOST, Snapshot, reading, writing
@@ -57,12 +57,14 @@ def add(
                 continue  # a vacuum has removed a deleted text's embedding meanwhile
             found, first = known | parts, writer.now.next_id
             ids = range(first, first + len(texts)) if ids is None else ids
-            gone, new = [], []
+            gone, new, twins = [], [], list[Any]()
             for n, (name, text, fields) in enumerate(zip(ids, texts, metadata, strict=True)):
                 old = writer.one("SELECT row, text, metadata FROM texts WHERE id = ?", name)
                 if old is None or old[1:] != (text, fields) or vectors is not None:
                     new.append(n)
                     gone += [old[0]] if old else []
+                    if old is None and writer.one("SELECT 1 FROM texts WHERE id = ?", _twin(name)):
+                        twins.append(name)
             if new:
                 of = [(None, vectors[n : n + 1]) if vectors is not None else found[hashes[n]] for n in new]
                 rows = as_stored("expected", writer.now, np.concatenate([each[1] for each in of]))
@@ -79,7 +81,16 @@ def add(
                     next_id=max([first, *(name + 1 for name in ids if isinstance(name, int))]),
                     model=json.dumps(entry),
                 )
+            if twins:
+                what = f"{twins[0]!r} was added, and {_twin(twins[0])!r} is another text; types of ids matter"
+                warn(f"{len(twins)} new ids are here as another type: {what}")
             return ids
+
+
+def _twin(name: str | int) -> str | int:
+    """Return the id of another type that looks the same, if there is one."""
+    is_number = isinstance(name, str) and name.isascii() and name.isdecimal() and len(name) < 19
+    return int(name) if is_number else str(name)
 
 
 def _embedded(now: Snapshot, model: Model | None, texts: Mapping[bytes, str]) -> dict[bytes, Windows]:

@@ -147,6 +147,7 @@ def meets(value, condition):
     return (how == "==") is any(kind(a) is kind(b) and a == b for a in has for b in among)
 
 
+@pytest.mark.filterwarnings("ignore:.* new ids are here as another type")
 def test_drawn_operations_equal_a_list(tmp_path, monkeypatch, n=100, seed=0):
     """Embeddings are small whole numbers, so that scores are exact."""
     monkeypatch.setattr(_store, "INDEXED", 9)
@@ -364,6 +365,10 @@ test_wrong_queries_are_named = refusals(
 
 def test_an_index_may_be_emptied(index):
     index.add(drawn(9))
+    with pytest.warns(
+        UserWarning, match="2 new ids are here as another type: '3' was added, and 3 is another"
+    ):
+        index.add(["w1"] * 3, ids=["3", "é", "08"])
     index.delete(index.ids)
     index.vacuum()
     assert index.search("w1") == index.duplicates(0.5) == [] and index.ids == []
