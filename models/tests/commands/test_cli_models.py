@@ -263,18 +263,7 @@ def test_arguments_that_are_no_text(here):
         ("search model text.txt query -k 0", 2, "usage: selfattn search"),
         *(
             (f"train gpt text.txt --out m {option}", 2, f"argument {option.split()[0]}: must be")
-            for option in (
-                "--steps 0",
-                "--batch-size 0",
-                "--context 0",
-                "--context -1",
-                "--layers 0",
-                "--log-every 0",
-                "--lr nan",
-                "--lr -1",
-                "--lr inf",
-                "--dim 1e3",
-            )
+            for option in ("--steps 0", "--lr inf")
         ),
     ],
 )

@@ -170,14 +170,6 @@ def test_a_model_that_cannot_be_saved_leaves_no_folder(model, tmp_path, monkeypa
     assert list(tmp_path.rglob("model*")) == []
 
 
-def test_normalize(folder):
-    add_pipeline(folder, old_pooling("mean"), normalize=True)
-    model = models.load(folder)
-    raw, unit = model.encode(SENTENCES, normalize=False), model.encode(SENTENCES)
-    np.testing.assert_allclose(unit, raw / np.linalg.norm(raw, axis=1, keepdims=True), rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(model.encode(SENTENCES, normalize=True), unit, rtol=1e-6)
-
-
 def test_prompts_by_name_and_by_text(folder):
     sentence = {"prompts": {"q": "query: ", "d": ""}, "default_prompt_name": "q"}
     add_pipeline(folder, old_pooling("mean"), sentence=sentence)

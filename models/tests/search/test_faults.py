@@ -136,28 +136,6 @@ def test_every_step_of_a_change_may_fail(index, monkeypatch, change, error):
             assert len(each.search("a", 9)) == len(each)
 
 
-def test_searches_go_on_while_texts_change(index):
-    stop, wrong = threading.Event(), []
-
-    def read():
-        reader = search.Index.open(index.folder, embed)
-        while not stop.is_set():
-            versions = {hit.metadata["n"] for hit in reader.search("a", 10)}
-            if len(versions) != 1 or len(reader) != 3:
-                wrong.append(versions)
-
-    index.add(["a", "ab", "abc"], ids=["x", "y", "z"], metadata=[{"n": 9}] * 3)
-    thread = threading.Thread(target=read)
-    thread.start()
-    for version in range(12):
-        index.add([f"a{version}"] * 3, ids=["x", "y", "z"], metadata=[{"n": version}] * 3)
-        if version % 4 == 0:
-            index.vacuum()
-    stop.set()
-    thread.join()
-    assert not wrong
-
-
 def test_a_full_disk_changes_nothing(index):
     before, texts = everything(index), [f"text {n}" for n in range(500)]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
