@@ -14,7 +14,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -368,9 +368,11 @@ class Reader:
         """Return texts, by default all in order."""
         sql = f"SELECT row, id, text, metadata, spans FROM texts WHERE {where}"
         try:
+            rows = self.db.execute(sql, values).fetchall()
+            fields = json.loads(f"[{','.join(row[3] for row in rows)}]")  # faster than one by one
             return [
-                Entry(row, name, text, json.loads(metadata), spans and [(a, b) for a, b in json.loads(spans)])
-                for row, name, text, metadata, spans in self.db.execute(sql, values)
+                Entry(row, name, text, own, spans and [(a, b) for a, b in json.loads(spans)])
+                for (row, name, text, _, spans), own in zip(rows, fields, strict=True)
             ]
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.folder / DATABASE} is damaged: {error}") from None
@@ -449,9 +451,9 @@ class Reader:
         sql = "SELECT name FROM sqlite_schema WHERE type = 'index' AND name LIKE 'field %'"
         return {f'"{name}"' for (name,) in self.db.execute(sql)}
 
-    def without_index(self, fields: Iterable[str]) -> list[str]:
+    def without_index(self, fields: Collection[str]) -> list[str]:
         """Return those of some fields that can have an index, would gain by it, and have none."""
-        if self.now.texts < INDEXED:
+        if not fields or self.now.texts < INDEXED:
             return []
         known = {None, *self.fields_indexed()}
         return [name for name in fields if index_name(name) not in known]
