@@ -614,11 +614,11 @@ class Writer(Reader):
 
         try:
             self.begin(self.now, "BEGIN")
+            self.db.execute("ROLLBACK")
             file, rows, places = self.now.file, self.now.rows, np.flatnonzero(self.now.valid)
             whole = len(places) // step * step
             copy_rows(0, whole)
             self._flush()  # takes long here, and not in the commit
-            self.db.execute("ROLLBACK")
             self.begin(self.now, "BEGIN IMMEDIATE")
             now = self.now
             if (now.spare, now.file) != (number, file):
@@ -626,6 +626,7 @@ class Writer(Reader):
             places = np.append(places, rows + np.flatnonzero(now.valid[rows:]))
             copy_rows(whole, len(places))
         except BaseException:
+            self.close()
             self.clean(number)
             raise
         kept = np.zeros(now.rows, bool)

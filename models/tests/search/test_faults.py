@@ -66,9 +66,12 @@ def test_a_reader_that_meets_a_vacuum_reads_the_new_files(index, monkeypatch):
     assert index_of_the_other.ids == ["y", "z"] and index_of_the_other._seen.file == 2
 
 
-def test_others_write_while_a_vacuum_copies(tmp_path, monkeypatch):
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+def test_others_write_while_a_vacuum_copies(tmp_path, monkeypatch, journal):
     monkeypatch.setattr(_store, "BLOCK", 1)
     index, changes = search.Index.create(tmp_path, embed, metric="dot"), []
+    with contextlib.closing(sqlite3.connect(tmp_path / "index.sqlite")) as db:
+        db.execute(f"PRAGMA journal_mode={journal}")
 
     def meanwhile(_):
         for each in changes[:1]:
