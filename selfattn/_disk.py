@@ -377,14 +377,16 @@ def stand_in(content: bytes | Path) -> str:
 
 def check_regular(path: Path) -> int:
     """Return the size of a file; an error that names it if it is missing, or a pipe or a device, which may not end."""
-    if not path.exists():
+    try:
+        found = path.stat()  # once, as another process may remove it meanwhile
+    except (FileNotFoundError, NotADirectoryError):
         what = "the link leads to no file" if path.is_symlink() else os.strerror(errno.ENOENT)
-        raise FileNotFoundError(errno.ENOENT, what, str(path))
-    if path.is_dir():
+        raise FileNotFoundError(errno.ENOENT, what, str(path)) from None
+    if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not path.is_file():
+    if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{path} is not a regular file")
-    return path.stat().st_size
+    return found.st_size
 
 
 @contextmanager
