@@ -21,10 +21,6 @@ from selfattn.training import checkpoint
 from selfattn_models.cli import language
 from selfattn_models.gpt2 import as_gpt2, character_tokenizer
 
-pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
-pytest.importorskip("safetensors", reason="the extra 'models' is not installed")
-pytest.importorskip("jinja2", reason="the extra 'models' is not installed")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

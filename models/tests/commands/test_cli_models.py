@@ -16,9 +16,6 @@ from processes import COMMAND, finish, run_command, start
 from selfattn import files, training
 from selfattn.functional._similarity import similarities
 
-pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
-pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
-
 # Two topics alternate in blocks of five lines.
 SEA = "the ship, a sailor, the captain, a wave, the harbour, one anchor, the storm, a fish"
 GARDEN = "the rose, a gardener, the tulip, a spade, the hedge, one bee, the lawn, a seed"

@@ -14,7 +14,6 @@ def elsewhere(monkeypatch, tmp_path):
 
 @pytest.fixture
 def trained(tmp_path):
-    pytest.importorskip("safetensors", reason="models are read from safetensors")
     tokenizer = WhitespaceTokenizer(["the", "river", "bank", "loan"])
     model = nn.EmbeddingModel(tokenizer, 5, 8, num_layers=2, num_heads=2, max_seq_len=8, rng=0)
     files.save_model(model, tmp_path / "model")
@@ -32,7 +31,6 @@ def test_two_texts_and_a_word(trained, tmp_path, run):
 
 
 def test_a_pair_of_sentences(tmp_path, run):
-    pytest.importorskip("tokenizers", reason="pretrained models need tokenizers")
     from text_folders import add_pipeline, save_bert
 
     save_bert(tmp_path)

@@ -15,7 +15,6 @@ import selfattn_models as models
 from selfattn import files, nn, optim, training
 from selfattn_models.cli.fine_tune import _split
 
-pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
 DRAW = np.random.default_rng(0)
 # No text is there twice: each begins with another number of words.
 TEXTS = list(dict.fromkeys(" ".join(DRAW.choice(WORDS[:14], DRAW.integers(2, 9))) for _ in range(400)))

@@ -3,12 +3,9 @@
 Here each target reads its good files, what was once found, and some hostile ones; `tools/fuzz` tries others for hours.
 """
 
-import pytest
-
-pytest.importorskip("tokenizers", reason="selfattn-models needs it")
-
 import fuzzing
 import fuzzing_models
+import pytest
 
 
 @pytest.mark.parametrize("name", fuzzing_models.TARGETS)

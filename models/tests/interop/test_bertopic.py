@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("tokenizers")
 pytest.importorskip("bertopic")
 from bertopic import BERTopic
 from sklearn.cluster import KMeans

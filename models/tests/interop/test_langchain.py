@@ -5,7 +5,6 @@ import asyncio
 import numpy as np
 import pytest
 
-pytest.importorskip("tokenizers")
 pytest.importorskip("langchain_core")
 from langchain_core.vectorstores import InMemoryVectorStore
 from text_folders import add_pipeline, old_pooling, save_bert

@@ -7,9 +7,6 @@ import warnings
 
 import numpy as np
 import pytest
-
-pytest.importorskip("tokenizers")
-pytest.importorskip("safetensors")
 from processes import run_script
 from refusals import refusals
 from text_folders import add_pipeline, old_pooling, save_bert

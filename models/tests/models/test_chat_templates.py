@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import tokenizers
 from language_folders import TEMPLATE, save_language_model
 from processes import PYTHON, start
 from refusals import refusals
@@ -18,8 +19,6 @@ from refusals import refusals
 import selfattn_models as models
 from selfattn_models import _chat
 
-tokenizers = pytest.importorskip("tokenizers")
-pytest.importorskip("jinja2")
 PROCESS = _chat.TemplateProcess()  # of all tests that do not end theirs
 
 

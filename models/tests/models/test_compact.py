@@ -9,6 +9,7 @@ import pickle
 
 import numpy as np
 import pytest
+import safetensors.numpy as safetensors
 from architectures import CONFIGS, PICTURES, VOCABULARY, class_of
 from hostile import safetensors_file
 from instruction_sets import ISAS, using
@@ -20,7 +21,6 @@ import selfattn_models as models
 from selfattn import _core
 from selfattn_models._folder import fit
 
-safetensors = pytest.importorskip("safetensors.numpy", reason="weights are safetensors files")
 reference = importlib.import_module("selfattn.reference.transformer")  # a function has its name as well
 EPS = np.finfo(np.float32).eps
 # Weights of these sizes have a whole group of 128 columns and part of another, those of other sizes part of one.

@@ -7,15 +7,13 @@ import warnings
 
 import numpy as np
 import pytest
+import tokenizers
 from architectures import LLAMA
 from language_folders import make_tokenizer
 from refusals import refusals
 from text_folders import add_pipeline, old_pooling, random_dense, write_json
 
 import selfattn_models as models
-
-tokenizers = pytest.importorskip("tokenizers")
-pytest.importorskip("safetensors")
 
 TEXTS = ["the sea", "", "not the calm é 😀 sea but the other, longer than the rest of them", "x = 1;"]
 END = "<|end|>"

@@ -5,12 +5,11 @@ import struct
 
 import numpy as np
 import pytest
+import safetensors.numpy as safetensors
 from hostile import HOSTILE, entry, safetensors_file
 from refusals import refusals
 
 import selfattn_models as models
-
-safetensors = pytest.importorskip("safetensors.numpy", reason="weights are safetensors files")
 
 BERT = {
     "model_type": "bert",

@@ -5,6 +5,7 @@ hostile files.
 import json
 import struct
 
+import gguf
 import numpy as np
 import pytest
 from gguf_files import SPELLED, byte_level, of_tokenizer, sentencepiece, write
@@ -17,9 +18,6 @@ from selfattn.engine.rope import read_rope
 from selfattn_models import _gguf_tokenizer, loading
 from selfattn_models._folder import Config
 from selfattn_models._gguf_file import GGUF
-
-gguf = pytest.importorskip("gguf", reason="files are written, and expected weights read, by the package gguf")
-pytest.importorskip("tokenizers")
 
 SIZE = make_tokenizer().get_vocab_size()
 LLAMA = {

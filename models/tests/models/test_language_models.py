@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import safetensors.numpy as safetensors
 from architectures import CONTEXT, GPT2, LANGUAGE, LLAMA, VOCABULARY
 from nn_checks import perturbed
 from refusals import refusals
@@ -18,7 +19,6 @@ from selfattn.engine.weights import to_float32
 from selfattn_models import loading
 from selfattn_models._folder import Config
 
-safetensors = pytest.importorskip("safetensors.numpy")
 PHI3 = {"model_type": "phi3"}
 GEMMA3 = {"model_type": "gemma3_text", "head_dim": 8}
 families = pytest.mark.parametrize("name", LANGUAGE)

@@ -8,6 +8,7 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from language_folders import TEMPLATE, save_language_model, scripted
@@ -17,8 +18,6 @@ import selfattn_models as models
 from selfattn import views
 from selfattn.text import TextStream, spelled
 from selfattn_models._tokenizer import load_tokenizer
-
-tokenizers = pytest.importorskip("tokenizers")
 
 
 @pytest.fixture(scope="module")

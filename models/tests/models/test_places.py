@@ -3,17 +3,13 @@
 import json
 import os
 
+import fuzzing_language
+import fuzzing_models
 import pytest
+from hostile import contents, put
 from hostile_places import THINGS, assert_refused
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
-pytest.importorskip("tokenizers", reason="selfattn-models needs it")
-
-import fuzzing_language
-import fuzzing_models
-from hostile import contents, put
 from killed_writers import embed
 from processes import PYTHON, finish, start
 

@@ -11,9 +11,6 @@ from pretrained_data import fetched_minilm, fetched_texts, lines_of
 
 import selfattn_models as models
 
-pytest.importorskip("tokenizers")
-pytest.importorskip("safetensors")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

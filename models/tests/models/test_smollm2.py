@@ -17,7 +17,6 @@ from processes import run_script
 
 import selfattn_models as models
 
-pytest.importorskip("tokenizers")
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTION = "What is the capital of France? Answer in one sentence."
 
@@ -39,7 +38,6 @@ def ids(model, tmp_path_factory):
 
 
 def test_the_greedy_answer(model):
-    pytest.importorskip("jinja2")
     assert model.chat_prompt(QUESTION).startswith(
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM"
     )
@@ -121,7 +119,6 @@ def test_the_first_token_needs_no_other_packages(path):
 
 def test_the_guide(path, tmp_path, monkeypatch):
     """The sessions with this model; those with random models run with all documentation."""
-    pytest.importorskip("jinja2")
     guide = Path(__file__).parents[2] / "docs" / "guide" / "language_models.md"
     (tmp_path / NAME).symlink_to(path)
     monkeypatch.chdir(tmp_path)

@@ -15,8 +15,6 @@ from selfattn_models import loading
 from selfattn_models._known_settings import rows
 from selfattn_models._pipeline import Pipeline
 
-pytest.importorskip("safetensors", reason="weights are safetensors files")
-
 BERT = {
     "model_type": "bert",
     "vocab_size": 11,
@@ -140,7 +138,6 @@ def test_released_models_are_loaded_without_a_warning(kind):
 
 @pytest.fixture(scope="module")
 def obeyed():
-    pytest.importorskip("gguf")
     from folder_table import obeyed
 
     return obeyed()
@@ -218,7 +215,8 @@ def of_sentence_transformers():
 
 
 def of_gguf():
-    gguf = pytest.importorskip("gguf")
+    import gguf
+
     found = {"GGUF": set(), "GGUF: architecture": set(), "GGUF: tokenizer.ggml": set()}
     for group in vars(gguf.constants.Keys).values():
         for key in getattr(group, "__dict__", {}).values():

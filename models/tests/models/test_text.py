@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+import tokenizers
 from architectures import CONFIGS, TEXTS, class_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,9 +29,6 @@ import selfattn as sa
 import selfattn_models as models
 from selfattn import _core, _disk, nn, text, training, views
 from selfattn_models import _tokenizer
-
-tokenizers = pytest.importorskip("tokenizers")
-pytest.importorskip("safetensors")
 
 SENTENCES = [
     "the sea was calm",
@@ -515,7 +513,6 @@ def test_encode_to_leaves_what_was_there_when_it_fails(model, tmp_path):
 
 
 def test_progress(model, capsys):
-    pytest.importorskip("tqdm")
     model.encode(SENTENCES, progress=True)
     assert "encode: 10 of 10 texts, " in capsys.readouterr().err
 

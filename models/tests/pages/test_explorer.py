@@ -246,8 +246,6 @@ def test_a_page_beyond_the_limit_is_an_error_before_the_work(compare, monkeypatc
 
 
 def test_the_folder_of_a_gpt(tmp_path):
-    pytest.importorskip("tokenizers")
-    pytest.importorskip("safetensors")
     from selfattn_models.gpt2 import as_gpt2, character_tokenizer
 
     own = nn.GPT(5, 8, 2, 2, 16, rng=0, tie_word_embeddings=False)

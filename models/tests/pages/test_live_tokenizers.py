@@ -8,11 +8,11 @@ import unicodedata
 from importlib import resources
 
 import pytest
+import tokenizers
 from live import TOKENIZERS, run
 
 from selfattn_models.pages.texts import PACKAGE
 
-tokenizers = pytest.importorskip("tokenizers")
 AddedToken, Tokenizer = tokenizers.AddedToken, tokenizers.Tokenizer
 decoders, models, normalizers = tokenizers.decoders, tokenizers.models, tokenizers.normalizers
 pre_tokenizers, processors, trainers = tokenizers.pre_tokenizers, tokenizers.processors, tokenizers.trainers

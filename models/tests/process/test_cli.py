@@ -29,7 +29,6 @@ WRITING = ["embed", "m", "sea", "--out", "v.npy"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
     folder = tmp_path_factory.mktemp("streams")
     with contextlib.chdir(folder):
         Path("t.txt").write_text("\n".join(f"line {i} of the sea" for i in range(40)))

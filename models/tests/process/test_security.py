@@ -4,12 +4,7 @@ import json
 import pickle
 from pathlib import Path
 
-import pytest
 from hostile_places import Payload, add_code, assert_no_code_runs, change_json
-
-pytest.importorskip("tokenizers")
-pytest.importorskip("safetensors")
-pytest.importorskip("jinja2")
 from language_folders import save_language_model
 from text_folders import D, save_bert
 

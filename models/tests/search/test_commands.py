@@ -4,14 +4,12 @@ import json
 import re
 
 import pytest
+import text_folders as folders
 from processes import run_command
 
 from selfattn_models import _encoders, search
 from selfattn_models.cli import corpus
 from selfattn_models.search import _adding
-
-folders = pytest.importorskip("text_folders", reason="the extra 'models' is not installed")
-pytest.importorskip("bm25s", reason="the extra 'search' is not installed")
 
 TABLE = [
     {"id": "a", "text": "the sea was calm near old stones .", "kind": "sea", "stars": "3"},

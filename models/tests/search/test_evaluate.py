@@ -7,8 +7,6 @@ from selfattn_models import search
 from selfattn_models.search._evaluate import evaluate, measures
 from selfattn_models.search._ranking import words
 
-pytest.importorskip("bm25s", reason="the extra 'search' is not installed")
-
 
 @pytest.mark.parametrize("k", [1, 3, 10])
 def test_measures_are_those_of_ir_measures(k):

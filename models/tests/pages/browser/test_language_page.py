@@ -85,7 +85,6 @@ def drawn_file(rng, path):
 
 
 def test_drawn_language_models_have_the_bits_of_baseline(browser, kernels, tmp_path):
-    pytest.importorskip("gguf")
     rng, files, wanted, answers = np.random.default_rng(53), [], [], []
     model, alphabet = page_gpt()
     settings = {
