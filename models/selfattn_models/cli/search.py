@@ -139,7 +139,7 @@ def selection(options: argparse.Namespace) -> dict[str, Any]:
             with contextlib.suppress(ValueError):  # such as A4
                 values.append(json.loads(value))
         conditions = found.setdefault("where", {}).setdefault(name, [])
-        equal = next((each[1] for each in conditions if each[0] == "==" == operator + "="), None)
+        equal = dict(conditions).get("==") if operator == "=" else None
         if equal is not None:
             equal += values
         elif operator in ("=", "!="):
