@@ -23,6 +23,7 @@ Rule: TypeAlias = Callable[..., tuple[Any, Any]]
 
 new = object.__new__
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+MISSING: Any = object()
 NUMBERS = (int, float, np.generic)
 TABLE: dict[str, Any] = {}
 
@@ -172,7 +173,7 @@ def _of_one(op: Operation, general: Callable[..., Any]) -> Callable[..., Any]:
         if promotes and array.dtype is not FLOAT32 and array.dtype is not FLOAT64:
             return general(input, *options, **kwargs)
         try:
-            result, backs = rule(array, *options, **kwargs)
+            result, backs = rule(array, *options, **kwargs) if options or kwargs else rule(array)
             if view:
                 replay = result
                 result = replay(array)
@@ -208,10 +209,10 @@ def _of_two(op: Operation, general: Callable[..., Any]) -> Callable[..., Any]:
     keeps = [*op.keeps, "", ""][:2]
     labelled = label.__class__ is str
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 2 or not isinstance(args[0], Tensor):
-            return general(*args, **kwargs)
-        input, other = args
+    def call(input: Any = MISSING, other: Any = MISSING, *options: Any, **kwargs: Any) -> Any:
+        if options or kwargs or other is MISSING or not isinstance(input, Tensor):
+            given = [x for x in (input, other) if x is not MISSING]
+            return general(*given, *options, **kwargs)
         x, y = input._array, other
         kind = x.dtype
         if kind is not FLOAT32 and kind is not FLOAT64:
