@@ -386,26 +386,30 @@ def test_training_grows_by_nothing():
             written.move()
             written.optimizer.zero_grad()
 
-    def size():
+    def sizes():
         gc.collect()  # also empties what Python keeps of freed tuples and lists
-        return tracemalloc.get_traced_memory()[0]
+        arrays = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
+        traces = tracemalloc.take_snapshot().filter_traces([arrays]).traces
+        return sum(trace.size for trace in traces), tracemalloc.get_traced_memory()[0]
 
     tracemalloc.start()
     try:
-        train(300)
-        before = size()
+        train(100)
+        before = sizes()
         loss = written.loss(*data)
-        held = size() - before
+        held = sizes()
         loss.backward()
         written.optimizer.zero_grad()
-        kept = size() - before
+        kept = sizes()
         del loss
         train(200)
-        grown = size() - before
+        after = sizes()
     finally:
         tracemalloc.stop()
-    assert kept < held / 3  # nodes without arrays
-    assert grown < 10_000  # less than one small object for each step
+    assert held[0] > before[0] + 5000  # bytes of arrays
+    assert kept[0] < before[0] + 100  # the loss itself
+    assert after[0] == before[0]
+    assert after[1] < before[1] + 200 * 100  # less than a node of the graph for each step
 
 
 IMPORTS = """

@@ -296,6 +296,18 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     return input if max is None else where(input > max, max, input)
 
 
+@composite("tmi")
+def clamp_min(input: Tensor, min: Any) -> Any:
+    """Keep numbers at or above a bound."""
+    return clamp(input, min)
+
+
+@composite("tmi")
+def clamp_max(input: Tensor, max: Any) -> Any:
+    """Keep numbers at or below a bound."""
+    return clamp(input, None, max)
+
+
 # --------------------------------------------------------------------------------------------------------- comparisons
 
 

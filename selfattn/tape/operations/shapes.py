@@ -568,6 +568,27 @@ def scatter_(input: Tensor, dim: int, index: Tensor, src: Any = None, *, value: 
     return write(input, scatter(input, dim, index, src, value=value))
 
 
+@operation("", 2)
+def _scatter_add(input: Array, src: Array, dim: int, index: Array) -> Any:
+    place: list[Any] = list(np.ogrid[tuple(map(slice, index.shape))])
+    place[dim % input.ndim] = index
+    part, y, shape = tuple(map(slice, index.shape)), input.copy(), src.shape
+    np.add.at(y, tuple(place), src[part])
+
+    def of_src(dy: Array) -> Array:
+        dx = np.zeros(shape, dy.dtype)
+        dx[part] = dy[tuple(place)]
+        return dx
+
+    return y, (lambda dy: dy, of_src)
+
+
+@composite("tmi")
+def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """Add numbers at an index of each slice along an axis; a place may occur several times."""
+    return _scatter_add(input, src, dim, _integers(index, "index"))
+
+
 @operation("", 2, label="IndexFill", keeps=("-", "-"))
 def _index_fill(input: Array, value: Any, dim: int, index: Array) -> Any:
     x = _at_least_one_axis(input)
@@ -711,6 +732,13 @@ def _repeat(input: Array, sizes: tuple[int, ...]) -> Any:
     return np.tile(input, sizes), (
         lambda dy: dy.reshape(apart).sum(axis=tuple(range(0, 2 * len(sizes), 2))).reshape(before),
     )
+
+
+@composite("tm")
+def tile(input: Tensor, *dims: Any) -> Tensor:
+    """Repeat the whole tensor along the last axes, or along new ones before them."""
+    sizes = sizes_of(dims)
+    return _repeat(input, (1,) * (input.ndim - len(sizes)) + sizes)
 
 
 @composite("m")
