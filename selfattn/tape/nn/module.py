@@ -20,6 +20,13 @@ from selfattn.tape.tensors import Parameter, Tensor, as_tensor_array, enable_gra
 ADOPTED: dict[str, Callable[[Any], Any]] = {}
 
 
+class _IncompatibleKeys(IncompatibleKeys):
+    """The names that differ, shown as PyTorch shows them."""
+
+    def __repr__(self) -> str:
+        return super().__repr__() if any(self) else "<All keys matched successfully>"
+
+
 class Module(layers.Module):
     """A module: its parameters, its submodules, and ``forward``, whose gradients come from the tape.
 
@@ -294,7 +301,7 @@ class Module(layers.Module):
         for name, array in found.items():
             own[name]._array[...] = array.copy() if np.may_share_memory(array, own[name]._array) else array
             own[name]._versions[0] += 1
-        return IncompatibleKeys(missing, unexpected)
+        return _IncompatibleKeys(missing, unexpected)
 
     # -------------------------------------------------------------------------------------------------- the array side
 
