@@ -42,6 +42,7 @@ from selfattn.functional import (
 from selfattn.random import torch_rng
 
 _STEPS = ("AttentionSteps", "attention_steps")
+_DIAGNOSIS = ("diagnose", "diagnose_vjp")
 _MODULES = (
     "files",
     "functional",
@@ -57,13 +58,15 @@ _MODULES = (
 )
 _IN_MODELS = ("models", "search")  # of the package selfattn-models
 # Attributes that `dir` does not list.
-_INNER_MODULES = ("cli", "config", "engine", "random", "steps")
+_INNER_MODULES = ("cli", "config", "diagnosis", "engine", "random", "steps")
 
 __all__ = [
     "BlockMask",
     "KVCache",
     "apply_rotary_emb",
     "attention_steps",
+    "diagnose",
+    "diagnose_vjp",
     "gelu",
     "get_isa",
     "get_num_threads",
@@ -96,6 +99,7 @@ if TYPE_CHECKING:
         tutorials,
         views,
     )
+    from selfattn.diagnosis import diagnose, diagnose_vjp
     from selfattn.functional import *  # noqa: F403
     from selfattn.steps import AttentionSteps as AttentionSteps
     from selfattn.steps import attention_steps
@@ -106,6 +110,8 @@ else:
             return import_module(f"selfattn.{name}")
         if name in _STEPS:
             return getattr(import_module("selfattn.steps"), name)
+        if name in _DIAGNOSIS:
+            return getattr(import_module("selfattn.diagnosis"), name)
         if name in functional.__all__:
             return getattr(functional, name)
         raise AttributeError(f"module 'selfattn' has no attribute {name!r}")

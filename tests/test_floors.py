@@ -35,7 +35,7 @@ FLOORS = (
     ("steps",),
     ("nn", "optim", "files"),
     ("training", "tutorials", "tape"),
-    ("views", "interop", "models", "search"),
+    ("views", "diagnosis", "interop", "models", "search"),
     ("cli", "__main__"),
 )
 HEIGHTS = {name: height for height, floor in enumerate(FLOORS) for name in floor}

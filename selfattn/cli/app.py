@@ -56,6 +56,7 @@ exit codes:
 _COMMANDS = {
     "steps": ("pages", "write a page that shows every step of attention"),
     "pages": ("pages", "write all pages and a start page, for a class"),
+    "diagnose": ("diagnose", "name the step of your own attention that is wrong"),
     "train": ("train", "train a sentence-embedding model on a text"),
 }
 
