@@ -228,6 +228,10 @@ RULES = [
         "The heads are made by a reshape alone: reshape (B, L, H, d) and then a transpose to (B, H, L, d) are needed.",
         {"split": reshaped},
         {"split": reshaped, "merge": glued},
+        {
+            "split": lambda s: lambda y: y.reshape(*y.shape[:2], s.H, -1),
+            "merge": lambda s: lambda y: y.reshape(*y.shape[:2], -1),
+        },
         each("", "qkv", mixed),
         each("", "qkv", mixed) | {"merge": glued},
     ),

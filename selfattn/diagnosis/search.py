@@ -109,7 +109,7 @@ class Search:
                 s["G"] = 1 if axis == "H" else s.G
         s.setdefault("D", s.H * s.E)
         s["is_causal"], s["offset"] = c.causal or c.flag, s.S - s.L if c.lower else 0
-        s["causal"] = np.tri(s.L, s.S, s.offset, dtype=bool) if s.is_causal else np.ones((s.L, s.S), bool)
+        s["causal"] = np.tri(s.L, s.S, s.offset, dtype=bool) if s.is_causal else np.ones((1, 1), bool)
 
         if c.mask:
             s["given"], s["bias"] = self._mask_of(c.mask, s, 0.0)
@@ -515,7 +515,7 @@ class Search:
         """Return a probe that is read with another convention."""
         s = Values(probe.inputs)
         s["is_causal"], s["offset"] = c.causal or c.flag, s.S - s.L if c.lower else 0
-        s["causal"] = np.tri(s.L, s.S, s.offset, dtype=bool) if s.is_causal else np.ones((s.L, s.S), bool)
+        s["causal"] = np.tri(s.L, s.S, s.offset, dtype=bool) if s.is_causal else np.ones((1, 1), bool)
         return Probe(s, c, probe.got)
 
     def _shapeless(self, probe: Probe) -> bool:

@@ -72,7 +72,8 @@ class Verdict:
         """Yield the lines of the evidence: the input, then expected and got beside each other."""
         s, c, student = fault.probe.inputs, fault.probe.convention, self._search.student
         for name, role in {**student.roles, **student.backward_roles}.items():
-            if role in ("q", "k", "v", "x", "mask", "grad", "context", "lengths", "keep"):
+            other = role == "mask" and c.name not in ("", name)
+            if role in ("q", "k", "v", "x", "mask", "grad", "context", "lengths", "keep") and not other:
                 x = student.value(role, s, c, "numpy")
                 if x is not None:
                     yield from _rows(f"{name} =", x)
