@@ -40,7 +40,8 @@ _ROLES = {
     "width": r"d|dims?|(d|dim)model|(model|embed|embedding|emb|hidden|input|in|out|output|query|key|value|n)?"
     r"(dims?|size|width|units|features|hiddens|embd?|channels)|embed|numhiddens|d(in|out)|dim(in|out)|c",
     "length": r"(max|block|context|seq|sequence|ctx|n)+(len|length|size|positions|ctx)+",
-    "scale": r"scale|scaling|softmaxscale|sqrt(d|dk|dim)|factor",
+    "scale": r"(softmax)?scale|scaling|scal(e|ing)factor|factor",
+    "temperature": r"temp(erature)?|sqrtd\w*|sqrtdim",
     "q": rf"x?{_Q}(in|inputs?|states?|vecs?|mat|matrix|tensor|h|heads?)?",
     "k": rf"x?{_K}(in|inputs?|states?|vecs?|mat|matrix|tensor|h|heads?)?",
     "v": rf"x?{_V}(in|inputs?|states?|vecs?|mat|matrix|tensor|h|heads?)?",
@@ -142,6 +143,8 @@ def arrange(x: Array, layout: str) -> Array:
     >>> arrange(np.ones((3, 1, 5, 6)), "LBE").shape
     (5, 3, 6)
     """
+    if x.ndim == 4 and x.shape[1] > 1 and "H" not in layout:  # heads next to each other
+        x = x.swapaxes(1, 2).reshape(len(x), x.shape[2], -1)
     axes = "BHLE" if x.ndim == 4 else "BLE"
     kept = [axis for axis in axes if axis in layout]
     x = x.reshape([n for n, axis in zip(x.shape, axes, strict=True) if axis in layout])
@@ -305,14 +308,16 @@ class Student:
                 found.setdefault(role, []).append(array)
         return found
 
-    def heads(self, default: int) -> int:
-        """Return the number of heads of a layer that is made already."""
-        for name, value in (
-            vars(self.instance).items() if self.instance is not None and not self.is_class else ()
-        ):
-            if isinstance(value, int) and role_of(name) == "heads":
-                return value
-        return default
+    def size(self, role: str) -> int | None:
+        """Return a size of a layer that is made already: ``heads``, ``width``, ``head_width``."""
+        known = vars(self.instance) if self.instance is not None and not self.is_class else {}
+        found = {
+            role_of(name): x for name, x in known.items() if isinstance(x, int | float) and x is not True
+        }
+        if role == "head_width" and role not in found:
+            width = found.get("width") or found.get("temperature", found.get("scale", 1e9) ** -1) ** 2
+            found[role] = round(width / found.get("heads", 1))
+        return int(found[role]) if 0 < found.get(role, 0) <= 1024 else None
 
     def masks(self) -> list[str]:
         """Return the names of the masks that the function takes; one is given at a time."""
@@ -324,9 +329,10 @@ class Student:
             raise KeyError(role)
         if role[0] == "=":
             return self.given[role[1:]]
+        p = s.get("p_passed", 0.0)
         plain = {
-            "rng": 0, "heads": s.H, "kv_heads": s.G, "head_width": s.E, "width": s.D, "length": max(s.L, s.S, 16),
-            "scale": s.E**-0.5, "causal": c.flag, "p": s.get("p_passed", 0.0), "keep_p": 1 - s.get("p_passed", 0.0),
+            "heads": s.H, "kv_heads": s.G, "head_width": s.E, "width": s.D, "length": max(s.L, s.S, 16),
+            "scale": s.E**-0.5, "temperature": s.E**0.5, "causal": c.flag, "p": p, "keep_p": 1 - p,
             "training": bool(s.get("training")), "evaluation": not s.get("training"),
         }  # fmt: skip
         if role == "rng":

@@ -609,7 +609,10 @@ RULES = [
         "The backward pass splits or merges the heads by a reshape alone: a transpose belongs to it.",
         {"d_output": lambda s: reshaped(s)(s.d_merged) if "wq" in s else 1 / 0},
         {"dwo": lambda s: outer(glued(s)(s.output), s.grad)},
-        each("dw", "qkv", glued_weight) | each("dx", "qkv", glued_input),
+        *(
+            each("dw", several, glued_weight) | each("dx", several, glued_input)
+            for several in ("qkv", "q", "k", "v")
+        ),
     ),
     Rule(
         "weight-gradient-transposed",

@@ -122,7 +122,7 @@ class Search:
         own = student.make(self._weights(s, array), c) if student.layer or student.is_class else {}
         if own or student.has("wq", "wk", "wv", "wqkv", "params"):
             several = max(map(len, own.values()), default=1)  # heads that are layers of their own
-            s["H"] = s["G"] = several if several > 1 else student.heads(s["H"])
+            s["H"] = s["G"] = several if several > 1 else student.size("heads") or s["H"]
             self._weights(s, array)
             self._own(s, own, c)
             if student.has("params"):
@@ -136,6 +136,7 @@ class Search:
             out = (s.wo if "wo" in s else s.wv).shape[-1]
             s["grad"] = array(s.B, s.L, out)
         else:
+            s["E"] = student.size("head_width") or s.E
             for name in list(s):
                 if name in ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo"):
                     del s[name]
@@ -212,6 +213,8 @@ class Search:
             ]
         if "wq" in s:
             return [("projected", [arrange(s.projected, c.layout)])]
+        if "H" not in c.layout and s.H > 1:
+            return [("output", [arrange(s.merged, c.layout)])]
         forms = [arrange(s.output, c.layout), arrange(s.merged, c.layout.replace("H", ""))]
         if c.layout == "BLHE":
             forms[0] = s.merged.reshape(forms[0].shape)
@@ -429,9 +432,10 @@ class Search:
             return isinstance(error, ValueError) and "split" in str(error)
         return "wq" in s
 
-    def _said(self, known: list[str]) -> list[str]:
-        """Return the layouts that the function's text says: in its docs, or where it takes shapes apart."""
-        text = f"{self.student.function.__doc__ or ''}\n{source_of(self.student.run)}"
+    def _said(self, known: list[str], docs_only: bool = False) -> list[str]:
+        """Return the layouts that the function's docs say, or its lines that take shapes apart and its comments."""
+        text = f"{self.student.function.__doc__ or ''}\n{self.student.run.__doc__ or ''}"
+        text += "" if docs_only else source_of(self.student.run)
         found = []
         for group in re.findall(
             r"\(([\w ]+(?:,[\w ]+){1,3})\)|^\s*([\w]+(?:, *\w+){1,3}) = \w+\.(?:shape|size\(\))",
@@ -467,9 +471,8 @@ class Search:
             self.different = self._fault("", "", "", settings[0][0], {})
             return
         setting, fit = found
-        said = self.said_layout or (
-            self.likely[0] if len(self.likely) == 1 and len(self.likely[0]) == 4 else ""
-        )
+        documented = self._said(["BHLE", "BLHE"], docs_only=True)
+        said = self.said_layout or (documented[0] if len(documented) == 1 else "")
         layout = setting[0].convention.layout
         if not fit and sorted(said) == sorted(layout) and said != layout:
             taken, wanted = ", ".join(layout), ", ".join(said)
@@ -640,13 +643,8 @@ class Search:
 
     def _mask_named(self, name: str) -> None:
         truth = self.truth.convention if self.truth is not None and self.truth.settled else None
-        rank = (
-            len(self.convention.layout)
-            if "wq" not in self.draw(self.convention)
-            else 4
-            if self.student.has("heads")
-            else 3
-        )
+        plain = "wq" not in self.draw(self.convention)
+        rank = 4 if self.student.has("heads") else len(self.convention.layout) if plain else 3
         shapes = MASKS[rank].split()
         order = [PADDING[rank].split(), shapes] if "pad" in name.lower() else [shapes, ["S"]]
         meanings = [self.said_mask] if self.said_mask else ["open", "closed", "additive"]

@@ -140,6 +140,20 @@ def cross(x, context, W_q, W_k, W_v, b_v):
     return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
 
 
+def split_inside(q, k, v, num_heads):
+    q, k, v = (y.reshape(*y.shape[:2], num_heads, -1).swapaxes(1, 2) for y in (q, k, v))
+    y = softmax(q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1])) @ v
+    return y.swapaxes(1, 2).reshape(len(y), y.shape[2], -1)
+
+
+class Tempered:
+    def __init__(self, temperature):
+        self.temperature = temperature
+
+    def forward(self, q, k, v):
+        return softmax(q @ k.swapaxes(-1, -2) / self.temperature) @ v
+
+
 def itself(x):
     return softmax(x @ x.swapaxes(-1, -2) / np.sqrt(x.shape[-1])) @ x
 
@@ -154,7 +168,7 @@ def itself(x):
             OwnWeights(6, 3),
         ),
         *(fused, cross, itself, nn.MultiheadAttention(8, 2), nn.SelfAttention(6, 4)),
-        nn.ScaledDotProductAttention(),
+        *(nn.ScaledDotProductAttention(), split_inside, Tempered, Tempered(8.0)),
     ),
 )
 def test_nothing_differs_in_layers_and_in_selfattn(function):
