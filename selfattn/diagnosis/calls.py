@@ -508,10 +508,15 @@ def _unwrapped(name: str, result: Any) -> Iterator[tuple[str, Array]]:
             yield from _unwrapped(str(key), value)
     elif isinstance(result, tuple | list) and not all(isinstance(x, int | float) for x in result):
         names = getattr(result, "_fields", [name] * len(result))
-        if isinstance(result, list):
+        if isinstance(result, list):  # rows of one array, or several arrays
+            names = [name] * len(result)
             with contextlib.suppress(ValueError, TypeError):
-                yield name, np.array([_plain(each) for each in result], float)
-                return
+                together = np.array([_plain(each) for each in result], float)
+                if together.ndim < 3:
+                    yield name, together
+                    return
+                result = [*result, together]
+                names.append("rows")
         for each, value in zip(names, result, strict=True):
             yield from _unwrapped(each, value)
     elif result is not None and not isinstance(result, str | bool | int | float):

@@ -523,7 +523,13 @@ class Search:
 
     def _shapeless(self, probe: Probe) -> bool:
         s = self.model(probe, {})
-        return s is None or self.pairs(s, probe) is None
+        if s is not None and self.pairs(s, probe) is not None:
+            return False
+        shapes = ", ".join(str(x.shape) for _, x in probe.got) or "no arrays"
+        self.student.error = ValueError(
+            f"it returns {shapes} for axes ({', '.join(probe.convention.layout)})"
+        )
+        return True
 
     def _neutral(self, c: Convention) -> list[Convention]:
         """Return the call without a mask; where one is needed, also calls with a mask that closes nothing."""
