@@ -35,6 +35,9 @@ RESULTS = {
         "together": [" ".join(vocabulary[n] for n in own) for own in together],
         "alone": [say(beginning, 6) for beginning in beginnings]}""",
     "7_classifier": """{"losses": losses, "right": right, "whole": whole, "changed": changed}""",
+    "9_grade_your_own": """{"faults": [verdict.names for verdict in (first, second, third)], "mended":
+        [sa.diagnose(mended_attention).right, sa.diagnose(MendedSelfAttention).right,
+        sa.diagnose_vjp(mended_vjp).right]}""",
 }
 NOTEBOOKS = Notebooks(Path(__file__).parents[2] / "notebooks", RESULTS)
 NAMES = NOTEBOOKS.names
@@ -162,3 +165,11 @@ def test_bad_sources(tmp_path, source, message):
     path.write_text(source)
     with pytest.raises(ValueError, match=message):
         build.read_source(path)
+
+
+def test_three_wrong_implementations_are_found_and_mended(executed):
+    _, results = executed("9_grade_your_own")
+    assert results == {
+        "faults": [["softmax-queries"], ["heads-split"], ["ds-row-term"]],
+        "mended": [True] * 3,
+    }
