@@ -151,6 +151,15 @@ def arrange(x: Array, layout: str) -> Array:
     return x.transpose([kept.index(axis) for axis in layout if axis in kept])
 
 
+def _fits(role: str, default: Any, function: Any) -> bool:
+    """Return whether a default is one of a parameter of the role; sizes are passed to classes, not to functions."""
+    if role in ("mask", "keep", "lengths"):  # mask_value=-1e9 is no mask
+        return default is None
+    if role in ("width", "head_width"):
+        return inspect.isclass(function)
+    return role not in ("causal", "p") or default is not None
+
+
 class Student:
     """A function, a layer or a class of layers, which is called by the names of its parameters."""
 
@@ -212,9 +221,7 @@ class Student:
             optional = each.default is not each.empty
             if each.name in self.given and role != said:
                 role = f"={each.name}"
-            elif optional and (
-                (role or "") not in TRIED or (role in ("causal", "p") and each.default is None)
-            ):
+            elif optional and ((role or "") not in TRIED or not _fits(role or "", each.default, function)):
                 continue
             found[each.name] = role
             self.required |= set() if optional else {each.name}
@@ -329,9 +336,9 @@ class Student:
             raise KeyError(role)
         if role[0] == "=":
             return self.given[role[1:]]
-        p = s.get("p_passed", 0.0)
+        p, width = s.get("p_passed", 0.0), s.D if "wq" in s or self.has("heads") else s.E
         plain = {
-            "heads": s.H, "kv_heads": s.G, "head_width": s.E, "width": s.D, "length": max(s.L, s.S, 16),
+            "heads": s.H, "kv_heads": s.G, "head_width": s.E, "width": width, "length": max(s.L, s.S, 16),
             "scale": s.E**-0.5, "temperature": s.E**0.5, "causal": c.flag, "p": p, "keep_p": 1 - p,
             "training": bool(s.get("training")), "evaluation": not s.get("training"),
         }  # fmt: skip

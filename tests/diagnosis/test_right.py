@@ -154,6 +154,11 @@ class Tempered:
         return softmax(q @ k.swapaxes(-1, -2) / self.temperature) @ v
 
 
+def sized(q, k, v, d, mask=None, mask_value=-1e9, d_k=None):
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(d if d_k is None else d_k)
+    return softmax(scores if mask is None else np.where(mask, scores, mask_value)) @ v
+
+
 def itself(x):
     return softmax(x @ x.swapaxes(-1, -2) / np.sqrt(x.shape[-1])) @ x
 
@@ -168,7 +173,7 @@ def itself(x):
             OwnWeights(6, 3),
         ),
         *(fused, cross, itself, nn.MultiheadAttention(8, 2), nn.SelfAttention(6, 4)),
-        *(nn.ScaledDotProductAttention(), split_inside, Tempered, Tempered(8.0)),
+        *(nn.ScaledDotProductAttention(), split_inside, Tempered, Tempered(8.0), sized),
     ),
 )
 def test_nothing_differs_in_layers_and_in_selfattn(function):
