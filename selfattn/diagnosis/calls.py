@@ -160,6 +160,10 @@ def _fits(role: str, default: Any, function: Any) -> bool:
     return role not in ("causal", "p") or default is not None
 
 
+# Whose arrays a function may take; PyTorch's also in float32.
+LIBRARIES = {"torch": "torch", "torch32": "torch", "tape": "selfattn.tape", "jax": "jax"}
+
+
 class Student:
     """A function, a layer or a class of layers, which is called by the names of its parameters."""
 
@@ -180,7 +184,7 @@ class Student:
         self.instance: Any = None
         if self.layer and not self.is_class:
             self.instance = copy.deepcopy(function)
-            if "torch" in self.kinds[0]:
+            if self.kinds[0] in ("torch", "tape"):
                 with contextlib.suppress(AttributeError):
                     self.instance.double().eval()
         self.backward_roles = (
@@ -248,27 +252,14 @@ class Student:
 
     def _kinds(self) -> list[str]:
         """Return the libraries whose arrays are tried, those that the function's file has imported first."""
-        run = self.run
-        names = getattr(getattr(run, "__func__", run), "__globals__", {})
-        used = {
-            getattr(each, "__name__", "").partition(".")[0]
-            for each in names.values()
-            if inspect.ismodule(each)
-        }
-        used |= {(getattr(each, "__module__", None) or "").partition(".")[0] for each in names.values()}
-        kinds = ["numpy"]
-        if "torch" in sys.modules:
-            kinds += ["torch", "torch32"]
-        if "jax" in sys.modules:
-            kinds.append("jax")
-        return sorted(
-            kinds,
-            key=lambda kind: (
-                not (kind[:5] in used or kind in used)
-                if kind != "numpy"
-                else ({"torch", "jax"} & used != set())
-            ),
-        )
+        names = getattr(getattr(self.run, "__func__", self.run), "__globals__", {}).values()
+        modules = {each.__name__ for each in names if inspect.ismodule(each)}
+        modules |= {getattr(each, "__module__", None) or "" for each in names}
+        loaded = [kind for kind, module in LIBRARIES.items() if module in sys.modules]
+        used = [
+            kind for kind in loaded if any(f"{each}.".startswith(f"{LIBRARIES[kind]}.") for each in modules)
+        ]
+        return list(dict.fromkeys([*used, "numpy", *loaded]))
 
     # ---- a call
 
@@ -495,7 +486,7 @@ def wrap(x: Any, kind: str) -> Any:
         return x.copy()
     if kind == "jax":
         return sys.modules["jax"].numpy.asarray(x)
-    torch = sys.modules["torch"]
+    torch = sys.modules[LIBRARIES[kind]]
     tensor = torch.tensor(np.ascontiguousarray(x))
     return tensor.float() if kind == "torch32" and tensor.is_floating_point() else tensor
 

@@ -179,8 +179,8 @@ def diagnose(
     Parameters
     ----------
     function : callable, layer or class
-        Attention on arrays of NumPy, PyTorch or JAX; a layer with ``forward``; a class of layers, which is made with
-        small sizes.
+        Attention on arrays of NumPy, PyTorch, JAX or :mod:`selfattn.tape`; a layer with ``forward``; a class of
+        layers, which is made with small sizes.
     layout : str, optional
         The order of the axes of queries, keys and values, such as ``"BHLE"`` or ``"B, L, H, E"``: texts, heads,
         tokens, width.

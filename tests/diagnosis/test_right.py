@@ -199,3 +199,24 @@ def test_nothing_differs_in_pytorch():
         "dead-row"
     ]  # as PyTorch says
     assert sa.diagnose_vjp(by_autograd).right
+
+
+def test_nothing_differs_on_the_tape():
+    names = {}
+    exec(
+        """
+import selfattn.tape as torch
+class Attention(torch.nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.query, self.key, self.value = (torch.nn.Linear(d_model, d_model) for _ in range(3))
+    def forward(self, x):
+        scores = self.query(x) @ self.key(x).transpose(-2, -1) / x.shape[-1] ** 0.5
+        return torch.softmax(scores, dim=-1) @ self.value(x)
+def attention(q, k, v):
+    return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, dim=-1) @ v
+""",
+        names,
+    )
+    assert sa.diagnose(names["attention"]).right
+    assert sa.diagnose(names["Attention"]).right
