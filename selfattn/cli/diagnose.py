@@ -66,7 +66,8 @@ def _run(options: argparse.Namespace) -> int:
     verdict = (diagnose_vjp if backward else diagnose)(function, layout=options.layout, mask=options.mask)
     print(verdict, file=sys.stderr if options.out == streams.DASH else streams.results())
     if options.out or options.open:
-        written("diagnose", verdict.page(options.lang), options, "diagnosis.html", *PAGE)
+        at = "" if backward else f"#stage={verdict.stage}&row=0"
+        written("diagnose", verdict.page(options.lang), options, "diagnosis.html", *PAGE, at=at)
     return 0 if verdict.right else 1
 
 

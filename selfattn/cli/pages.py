@@ -269,29 +269,29 @@ def _default_file(name: str, mark: bytes, kind: str) -> Path:
     return path
 
 
-def written(command: str, page: Document, options: argparse.Namespace, *default: Any) -> int:
+def written(command: str, page: Document, options: argparse.Namespace, *default: Any, at: str = "") -> int:
     """Save a page where ``--out`` says, or as the ``default`` that :func:`_default_file` takes.
 
-    Show it, and return the exit code.
+    Show it, in a browser ``at`` a place, and return the exit code.
     """
     path = None
     if options.out != streams.DASH:
         path = page.save(options.out or _default_file(*default))
-    _show(command, page, path, options.open)
+    _show(command, page, path, options.open, at)
     return 0
 
 
-def _show(command: str, page: Document, path: Path | None, in_browser: bool) -> None:
+def _show(command: str, page: Document, path: Path | None, in_browser: bool, at: str = "") -> None:
     """Print where a page has been saved, and open it; without a path, print the page."""
     if path is None:
         streams.write(streams.DASH, page.html.encode())
     else:
-        _announce(command, path, in_browser)
+        _announce(command, path, in_browser, at)
 
 
-def _announce(command: str, path: Path, in_browser: bool) -> None:
+def _announce(command: str, path: Path, in_browser: bool, at: str = "") -> None:
     print(path)
-    if in_browser and not webbrowser.open(path.resolve().as_uri()):
+    if in_browser and not webbrowser.open(path.resolve().as_uri() + at):
         streams.tell(f"selfattn {command}: there is no browser; open {path} yourself")
 
 

@@ -52,7 +52,8 @@ _ROLES = {
     "output": r"o|out|output",
 }
 _GRAD = (
-    r"g|grads?|gradients?|(grad|gradient|upstream|g)_?(in|out|outputs?|o|y|z|of_?out)|d_?(out|outputs?|o|y|z|context|ctx|attn|h)|"
+    r"g|grads?|gradients?|(grad|gradient|upstream|g)_?(in|out|outputs?|o|y|z|of_?out)|"
+    r"d_?(out|outputs?|o|y|z|context|ctx|attn|h)|"
     r"(out|outputs?)_?(grad|gradient)|upstream|delta|cotangents?|ct"
 )
 

@@ -21,6 +21,13 @@ from selfattn.views.document import Document
 from selfattn.views.page import steps_page
 from selfattn.views.way_back import way_back_page
 
+# Where a page shows a changed step that has no stage of its own.
+STAGES = {
+    "scale": "scaled_scores",
+    "scaled": "scaled_scores",
+    "drop": "weights",
+    "dropped": "weights",
+} | dict.fromkeys(("given", "causal", "open", "biased", "masked"), "masked_scores")
 MEANINGS = ("open", "closed", "additive")
 
 
@@ -93,6 +100,12 @@ class Verdict:
 
     __repr__ = __str__
 
+    @property
+    def stage(self) -> str:
+        """The stage of the page that shows the first fault, for links: ``page.html#stage=weights&row=0``."""
+        place = self._search.faults[0].place if self._search.faults else "scores"
+        return STAGES.get(place, place if place in ("scores", "weights", "output") else "given")
+
     def _repr_html_(self) -> str:
         page = self.page().fragment if self._search.faults else ""
         return f"<div><pre>{escape(str(self))}</pre>{page}</div>"
@@ -114,7 +127,8 @@ class Verdict:
             raise ValueError("the function takes none of the inputs that a page could show")
         text = 0
         if fault and fault.expected.ndim and fault.probe.convention.layout[0] == "B":
-            text = int(np.argwhere(~np.isclose(fault.expected, fault.got))[0][0]) if fault.got.size else 0
+            apart = np.abs(np.nan_to_num(fault.expected - fault.got))
+            text = int(apart.reshape(len(apart), -1).max(1, initial=0).argmax())
         steps = _steps(right, text % len(right.q))
         if self._search.student.vjp:
             gradient = right.d_output[text % len(right.q), 0]
@@ -123,7 +137,9 @@ class Verdict:
         if wrong is None or not fault or not fault.changes:
             return steps_page(steps, lang=lang)
         mine = _replaced(steps, wrong, text % len(right.q))
-        return steps_page(steps, compare=(mine, None), captions={"title": fault.sentence}, lang=lang)  # type: ignore[arg-type]
+        both = [[f"{whose} {n}" for n in range(steps.scores.shape[-2])] for whose in ("right", "yours")]
+        title = {"title": fault.sentence}
+        return steps_page(steps, both[0], compare=(mine, both[1]), captions=title, lang=lang)
 
 
 def _rows(label: str, x: Any) -> Iterator[str]:
