@@ -1,7 +1,7 @@
 /* AVX-512 with the matrix unit for attention and products in float32 and 16 bits.
  * All other kernels come from isa/avx512.c. */
 #include "simd/macros.h"
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(_WIN32) /* GCC's tile instructions need a long of 64 bits */
 SA_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,amx-int8", "prefer-vector-width=512")
 SA_OPTIMIZE(SA_BY_HAND)
 #define SA_ISA avx512 /* its types and functions are used */

@@ -10,7 +10,10 @@ static const sa_kernels *const built[] = {
 #if defined(SA_FEW_SETS) && defined(__x86_64__) /* for sanitizers, under which kernels compile slowly */
     &sa_kernels_avx2,
 #elif defined(__x86_64__)
-    &sa_kernels_amx, &sa_kernels_avx512bf16, &sa_kernels_avx512, &sa_kernels_avx2, &sa_kernels_baseline,
+#if !defined(_WIN32)
+    &sa_kernels_amx,
+#endif
+    &sa_kernels_avx512bf16, &sa_kernels_avx512, &sa_kernels_avx2, &sa_kernels_baseline,
 #endif
 #if defined(__aarch64__)
     &sa_kernels_neon,

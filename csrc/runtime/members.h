@@ -6,7 +6,9 @@
 #include "runtime/team.h"
 
 #include <pthread.h>
+#if !defined(_WIN32)
 #include <signal.h>
+#endif
 #include <stdatomic.h>
 
 /* Counts the tasks of a portion that are taken, in all calls of sa_take_tasks so far. */
@@ -58,9 +60,16 @@ void sa_wait_more(int n);
 static inline int sa_one_more(int n) { return n < SA_PATIENCE ? n + 1 : n; }
 
 /* Blocks all signals but a thread's own errors: here until sa_unblock_signals,
- * and for good in threads that start meanwhile. */
-void sa_block_signals(sigset_t *before);
-static inline void sa_unblock_signals(const sigset_t *before) { pthread_sigmask(SIG_SETMASK, before, NULL); }
+ * and for good in threads that start meanwhile. Windows runs the handler of Ctrl-C on a thread of its own. */
+#if defined(_WIN32)
+typedef int sa_signals;
+static inline void sa_block_signals(sa_signals *before) { *before = 0; }
+static inline void sa_unblock_signals(const sa_signals *before) { (void)before; }
+#else
+typedef sigset_t sa_signals;
+void sa_block_signals(sa_signals *before);
+static inline void sa_unblock_signals(const sa_signals *before) { pthread_sigmask(SIG_SETMASK, before, NULL); }
+#endif
 
 /* Returns n, or the number given to sa_limit_num_threads if that is less. */
 int sa_at_most_limit(int n);

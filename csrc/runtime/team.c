@@ -73,7 +73,8 @@ bool sa_is_helper(void) {
     return m != NULL && m->helps;
 }
 
-void sa_block_signals(sigset_t *before) {
+#if !defined(_WIN32)
+void sa_block_signals(sa_signals *before) {
     sigset_t all;
     sigfillset(&all);
     const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP};
@@ -82,6 +83,7 @@ void sa_block_signals(sigset_t *before) {
     }
     pthread_sigmask(SIG_SETMASK, &all, before);
 }
+#endif
 
 #if defined(SA_SHOW_RACES)
 void sa_let_others_take(void) {

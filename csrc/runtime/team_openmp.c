@@ -5,7 +5,9 @@
 #endif
 #include "runtime/members.h"
 
+#if !defined(_WIN32)
 #include <dlfcn.h>
+#endif
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +17,12 @@
 const char *sa_team_name(void) { return "OpenMP"; }
 
 const char *sa_team_library(void) {
+#if defined(_WIN32)
+    return ""; /* it is linked in */
+#else
     Dl_info found;
     return dladdr((void *)(size_t)omp_get_max_threads, &found) != 0 && found.dli_fname != NULL ? found.dli_fname : "";
+#endif
 }
 
 int sa_team_threads(void) {
@@ -114,7 +120,7 @@ static int threads_that_start(int wanted) {
 static void run_region(pool *p, int threads, sa_team_work *work, void *call) {
     int size = region_for(p, threads);
     const bool grows = size > p->size;
-    sigset_t before;
+    sa_signals before;
     if (grows) {
         sa_block_signals(&before);
         size = p->size + threads_that_start(size - p->size);
@@ -173,6 +179,9 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     atomic_fetch_sub_explicit(&computing, n, memory_order_relaxed);
 }
 
+#if defined(_WIN32)
+static bool begin_forks(void) { return true; } /* there is no fork */
+#else
 /* A forked child has none of the pool's threads, and libgomp would wait for them. So the forking thread ends its pool
  * before it forks. Pools of other threads continue in the parent. */
 static void before_fork(void) {
@@ -189,10 +198,14 @@ static void after_fork_child(void) { atomic_store(&computing, 0); }
 int kmp_get_blocktime(void);
 #pragma weak kmp_get_blocktime
 
+static bool begin_forks(void) {
+    return pthread_atfork(kmp_get_blocktime == NULL ? before_fork : NULL, NULL, after_fork_child) == 0;
+}
+#endif
+
 bool sa_begin_teams(void) {
     const char *size = getenv("OMP_STACKSIZE");
     small_stacks = is_too_small(size ? size : getenv("GOMP_STACKSIZE"));
-    return pthread_key_create(&kept, free) == 0 &&
-           pthread_atfork(kmp_get_blocktime == NULL ? before_fork : NULL, NULL, after_fork_child) == 0;
+    return pthread_key_create(&kept, free) == 0 && begin_forks();
 }
 #endif

@@ -125,7 +125,7 @@ static worker *start_worker(void) {
     }
     pthread_attr_setdetachstate(&how, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&how, STACK);
-    sigset_t before;
+    sa_signals before;
     sa_block_signals(&before); /* the worker inherits the mask */
     pthread_t thread;
     const bool runs = pthread_create(&thread, &how, work_for_ever, w) == 0;

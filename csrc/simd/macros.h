@@ -45,8 +45,12 @@
 #endif
 #define SA_ONCE static __attribute__((SA_APART, unused))
 #define SA_LEAF SA_ONCE
-#define SA_SHARED __attribute__((SA_APART, visibility("hidden")))
+#if defined(_WIN32) /* exports nothing that is not marked */
+#define SA_KERNEL
+#else
 #define SA_KERNEL __attribute__((visibility("hidden")))
+#endif
+#define SA_SHARED __attribute__((SA_APART)) SA_KERNEL
 
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)

@@ -1,9 +1,17 @@
 /* Random numbers, elements of any dtype, memory. */
+#define _DEFAULT_SOURCE
+#include "tests/test.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(_WIN32)
+#include <windef.h>
 
-#include "tests/test.h"
+#include <memoryapi.h>
+#elif !defined(__wasm__)
+#include <sys/mman.h>
+#endif
 
 uint64_t random_bits(random_source *r) {
     uint64_t z = (r->state += UINT64_C(0x9E3779B97F4A7C15));
@@ -55,6 +63,36 @@ double unit_roundoff(sa_dtype dtype) {
     return dtype == SA_F64 ? 0x1p-53 : dtype == SA_F32 ? 0x1p-24 : dtype == SA_F16 ? 0x1p-11 : 0x1p-8;
 }
 
+#if defined(_WIN32)
+static void *allocate(size_t size) { return _aligned_malloc(size, 64); }
+static void release(void *p) { _aligned_free(p); }
+
+char *closed_pages(size_t bytes) { return VirtualAlloc(NULL, bytes, MEM_RESERVE | MEM_COMMIT, PAGE_NOACCESS); }
+bool open_pages(char *pages, size_t bytes) {
+    DWORD before;
+    return VirtualProtect(pages, bytes, PAGE_READWRITE, &before);
+}
+void free_pages(char *pages, size_t bytes) {
+    (void)bytes;
+    VirtualFree(pages, 0, MEM_RELEASE);
+}
+#else
+static void *allocate(size_t size) {
+    void *p = NULL;
+    return posix_memalign(&p, 64, size) == 0 ? p : NULL;
+}
+static void release(void *p) { free(p); }
+
+#if !defined(__wasm__)
+char *closed_pages(size_t bytes) {
+    char *pages = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return pages == MAP_FAILED ? NULL : pages;
+}
+bool open_pages(char *pages, size_t bytes) { return mprotect(pages, bytes, PROT_READ | PROT_WRITE) == 0; }
+void free_pages(char *pages, size_t bytes) { munmap(pages, bytes); }
+#endif
+#endif
+
 static void **owned;
 static size_t owned_count, owned_most;
 
@@ -73,16 +111,13 @@ size_t memory_count(void) { return owned_count; }
 
 void memory_free(const size_t *before) {
     while (owned_count > *before) {
-        free(owned[--owned_count]);
+        release(owned[--owned_count]);
     }
 }
 
-void *dirty_memory(size_t size) {
-    void *p = NULL;
-    return memset(own(posix_memalign(&p, 64, size ? size : 64) == 0 ? p : NULL), 0xFF, size);
-}
+void *dirty_memory(size_t size) { return memset(own(allocate(size ? size : 64)), 0xFF, size); }
 
-void *zero_memory(size_t size) { return own(calloc(size ? size : 1, 1)); }
+void *zero_memory(size_t size) { return memset(own(allocate(size ? size : 64)), 0, size); }
 
 double real_get(const void *x, bool f64, ptrdiff_t i) {
     return f64 ? ((const double *)x)[i] : (double)((const float *)x)[i];

@@ -41,6 +41,11 @@ void real_set(void *x, bool f64, ptrdiff_t i, double value);
 void *dirty_memory(size_t size); /* 64-byte aligned; floats are NaN */
 void *zero_memory(size_t size);
 
+/* Whole pages, which cannot be read until they are opened. */
+char *closed_pages(size_t bytes); /* NULL if there is no memory */
+bool open_pages(char *pages, size_t bytes);
+void free_pages(char *pages, size_t bytes);
+
 /* In a block: memory that these functions allocate from here on is freed at the end of the block. Only the main thread
  * may call them. */
 #define FREES_AT_END __attribute__((cleanup(memory_free), unused)) const size_t memory_before = memory_count()

@@ -1,13 +1,13 @@
 /* Files of vectors: see vectors.h. */
-#define _DEFAULT_SOURCE
 #include "tests/vectors.h"
 
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#if !defined(__wasm__)
-#include <sys/mman.h>
+#if defined(_WIN32)
+#include <fcntl.h>
+#include <io.h>
 #endif
 
 #include "drivers/rowops.h"
@@ -18,6 +18,9 @@ static char *vectors, *vectors_end;
 
 void read_vectors(void) {
     size_t room = 1 << 20, used = 0, got;
+#if defined(_WIN32)
+    _setmode(_fileno(stdin), _O_BINARY);
+#endif
     vectors = malloc(room);
     while (vectors && (got = fread(vectors + used, 1, room - used - 1, stdin)) > 0) {
         used += got;
@@ -225,9 +228,8 @@ static int edge_count;
 /* Memory between pages that cannot be read, that begins after the first or ends before the last. */
 static char *edge_memory(size_t bytes, bool at_end) {
     const size_t inside = (bytes + PAGE - 1) / PAGE * PAGE, all = inside + 2 * (size_t)PAGE;
-    char *memory = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED || edge_count == MOST_EDGES ||
-        (inside && mprotect(memory + PAGE, inside, PROT_READ | PROT_WRITE) != 0)) {
+    char *memory = closed_pages(all);
+    if (memory == NULL || edge_count == MOST_EDGES || (inside && !open_pages(memory + PAGE, inside))) {
         abort();
     }
     edges[edge_count].memory = memory;
@@ -238,7 +240,7 @@ static char *edge_memory(size_t bytes, bool at_end) {
 static void free_edges(void) {
     while (edge_count > 0) {
         --edge_count;
-        munmap(edges[edge_count].memory, edges[edge_count].bytes);
+        free_pages(edges[edge_count].memory, edges[edge_count].bytes);
     }
 }
 #endif
