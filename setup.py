@@ -21,10 +21,10 @@ import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-windows = sys.platform == "win32"
-if windows:
+if sys.platform == "win32":
     raise SystemExit(
-        "selfattn needs GCC 12 or later, or Clang; MSVC is not supported (see docs/guide/semantics.md)."
+        "selfattn needs GCC 12 or later, or Clang; MSVC is not supported (see docs/guide/semantics.md). Wheels for "
+        "Windows are made on Linux: tools/build_wheels.py --windows."
     )
 
 # No contraction: the compiler must not decide which multiply-adds are fused.
@@ -40,13 +40,19 @@ compile_args = [
     "-Wextra",
 ]
 # The target platform, which may differ from this one.
-if sysconfig.get_platform().endswith("x86_64"):
+platform = sysconfig.get_platform()
+windows = platform.startswith("win")
+if platform.endswith(("x86_64", "amd64")):
     # These follow CFLAGS, whose -march must not leak into the ISA files. No MMX: GCC 12 uses it for small moves,
     # and then the thread's x87 arithmetic (NumPy's longdouble) gives NaN.
     compile_args += ["-march=x86-64", "-mno-mmx"]
 compile_args.append("-pthread")
 link_args = ["-pthread"]
-if sys.platform != "darwin":
+if windows:  # csrc/Makefile says why
+    compile_args += ["-Wa,-muse-unaligned-vector-move", "-D__USE_MINGW_ANSI_STDIO=1", "-Wno-format"]
+    compile_args.append("-Wno-format-extra-args")
+    link_args += ["-static", "-lpython3"]  # all but Python and Windows is linked in
+elif sys.platform != "darwin":
     # OpenMP's functions are bound together at import: else some could come from one library, others from a later
     # imported PyTorch.
     link_args += ["-Wl,-z,now", "-ldl"]
@@ -197,9 +203,16 @@ class BuildExt(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
         self.force = True  # to link: Objects knows what to compile
+        if windows:
+            self.library_dirs.clear()  # libraries of this system
         if self.editable_mode:  # pip's folder for objects goes after each build
             tag = sys.implementation.cache_tag + ("t" if sysconfig.get_config_var("Py_GIL_DISABLED") else "")
             self.build_temp = f"build/temp.{self.plat_name}-{tag}"
+
+    def get_ext_filename(self, fullname: str) -> str:
+        if windows:
+            return os.path.join(*fullname.split(".")) + ".pyd"
+        return super().get_ext_filename(fullname)
 
     def build_extensions(self) -> None:
         version = self.say_what_is_missing()
@@ -228,6 +241,7 @@ class BuildExt(build_ext):
             ) from None
         known["version"] = done.stdout.partition("\n")[0]
         include = [f"-I{path}" for path in [*self.compiler.include_dirs, *self.include_dirs]]
+        include += [f"-D{name}={value}" for name, value in self.extensions[0].define_macros]
         with tempfile.TemporaryDirectory() as directory:
             source = Path(directory, "needs.c")
             for text, message in NEEDS:

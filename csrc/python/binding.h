@@ -32,10 +32,13 @@
 #define PyList_GET_SIZE PyList_Size
 #define PyList_GET_ITEM PyList_GetItem
 #define PyList_SET_ITEM (void)PyList_SetItem
-#if Py_LIMITED_API + 0 < 0x030D0000 /* promised from 3.13 on, but present in 3.11 and 3.12 */
+#if defined(_WIN32) /* whose python3.dll exports these from 3.13 on */
+#define PyMem_RawMalloc malloc
+#define PyMem_RawCalloc calloc
+#define PyMem_RawFree free
+#elif Py_LIMITED_API + 0 < 0x030D0000 /* promised from 3.13 on, but present in 3.11 and 3.12 */
 PyAPI_FUNC(void *) PyMem_RawMalloc(size_t size);
 PyAPI_FUNC(void *) PyMem_RawCalloc(size_t nelem, size_t elsize);
-PyAPI_FUNC(void *) PyMem_RawRealloc(void *ptr, size_t new_size);
 PyAPI_FUNC(void) PyMem_RawFree(void *ptr);
 #endif
 #endif

@@ -51,13 +51,14 @@ static PyObject *make_panels(sa_weights kind, PyArrayObject *weight, const float
     if (out > SA_MAX_WIDTH || in > SA_MAX_WIDTH) {
         return PyErr_Format(PyExc_ValueError, "weight has shape %s, which is too large", sa_shape_of(weight));
     }
-    void *memory = aligned_alloc(SA_CACHE_LINE, sa_whole_lines(sa_compact_bytes(kind, out, in)));
+    char *memory = malloc(sa_compact_bytes(kind, out, in) + SA_CACHE_LINE); /* Windows has no aligned_alloc */
     if (memory == NULL) {
         return PyErr_NoMemory();
     }
     sa_compact weights;
     Py_BEGIN_ALLOW_THREADS;
-    weights = sa_compact_fill(kind, out, in, PyArray_DATA(weight), scale, memory);
+    weights = sa_compact_fill(kind, out, in, PyArray_DATA(weight), scale,
+                              memory + (SA_CACHE_LINE - (uintptr_t)memory % SA_CACHE_LINE) % SA_CACHE_LINE);
     Py_END_ALLOW_THREADS;
     return hold(weights, memory, NULL);
 }

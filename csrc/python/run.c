@@ -152,8 +152,16 @@ static bool is_main_thread(void) {
     return syscall(SYS_gettid) == getpid();
 #elif defined(__APPLE__)
     return pthread_main_np() != 0;
-#else
-    return true;
+#else /* Windows does not tell */
+    PyObject *threading = PyImport_ImportModule("threading");
+    PyObject *thread = threading ? PyObject_CallMethod(threading, "main_thread", NULL) : NULL;
+    PyObject *ident = thread ? PyObject_GetAttrString(thread, "ident") : NULL;
+    const bool is = ident != NULL && PyLong_AsUnsignedLong(ident) == PyThread_get_thread_ident();
+    PyErr_Clear();
+    Py_XDECREF(threading);
+    Py_XDECREF(thread);
+    Py_XDECREF(ident);
+    return is;
 #endif
 }
 

@@ -2,6 +2,9 @@
 #include "python/binding.h"
 
 #include <pthread.h>
+#if defined(_WIN32)
+#include <windows.h>
+#endif
 
 /* Holds the lowest address of a thread's stack. A thread-local variable could end the process
  * (runtime/members.h). */
@@ -23,6 +26,10 @@ static char *find_lowest(void) {
     }
 #elif defined(__APPLE__)
     lowest = (char *)pthread_get_stackaddr_np(pthread_self()) - pthread_get_stacksize_np(pthread_self());
+#elif defined(_WIN32)
+    ULONG_PTR low, high;
+    GetCurrentThreadStackLimits(&low, &high);
+    lowest = (char *)low;
 #endif
     return lowest;
 }
