@@ -5,12 +5,12 @@
     selfattn_models-….whl] python tools/check_wheel.py selfattn-…_aarch64.whl --python 'qemu-aarch64 -L ROOT
     ROOT/usr/bin/python3.11'
 
-Checks what the wheel holds: its size, one extension on the stable ABI, for Linux OpenMP's library, no other one.
-Then, for each Python, with the instruction set that the CPU has and on the baseline: the README's Python, `python -m
-selfattn`, and the smoke test; and the loops where the system has no OpenMP, if it lets this script hide its own. What
-has moved to selfattn-models says which line installs it; with `--models` that wheel is then installed too, and its
-commands run. A Python given as more than one word is run as it is, and gets its packages in a folder: one of another
-platform under an emulator.
+Checks what the wheel holds: its size, one extension on the stable ABI, for Linux OpenMP's library, no other one; of
+a wheel for Windows, which cannot run here, also which libraries it imports from. Then, for each Python, with the
+instruction set that the CPU has and on the baseline: the README's Python, `python -m selfattn`, and the smoke test;
+and the loops where the system has no OpenMP, if it lets this script hide its own. What has moved to selfattn-models
+says which line installs it; with `--models` that wheel is then installed too, and its commands run. A Python given
+as more than one word is run as it is, and gets its packages in a folder: one of another platform under an emulator.
 """
 
 from __future__ import annotations
@@ -97,14 +97,15 @@ def check_contents(wheel: Path) -> None:
         line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line
     ]
     assert needs == ["Requires-Dist: numpy>=2.0"], needs
-    (extension,) = (name for name in files if re.fullmatch(r"selfattn/_core\..*so", name))
+    windows = wheel.name.endswith("-win_amd64.whl")
+    (extension,) = (name for name in files if re.fullmatch(r"selfattn/_core\.(.*so|pyd)", name))
     sizes = {"wheel": wheel.stat().st_size, "extension": files[extension]}
     for name, size in sizes.items():
         print(f"{name}: {size / 1e6:.2f} MB, at most {MOST[name] / 1e6} MB")
     assert all(size <= MOST[name] for name, size in sizes.items())
     stable = re.search(r"-cp311-abi3-", wheel.name) is not None
-    assert stable == extension.endswith(".abi3.so"), "the tag and the extension's name disagree"
-    libraries = {name for name in files if ".so" in name or name.endswith(".dylib")} - {extension}
+    assert windows or stable == extension.endswith(".abi3.so"), "the tag and the extension's name disagree"
+    libraries = {name for name in files if ".so" in name or name.endswith((".dylib", ".dll"))} - {extension}
     assert libraries == ({"selfattn/libgomp.so.1"} if "linux" in wheel.name else set()), libraries
     wanted = subprocess.check_output(["git", "ls-files", "selfattn"], cwd=ROOT, text=True).split()
     missing = {name for name in wanted if not name.endswith(("README.md", "tsconfig.json"))} - files.keys()
@@ -113,6 +114,18 @@ def check_contents(wheel: Path) -> None:
     assert not sources, f"the wheel carries sources: {sorted(sources)}"
     foreign = {name.split("/")[0] for name in files if ".dist-info/" not in name} - {"selfattn"}
     assert not foreign, f"the wheel would install {sorted(foreign)} too"
+
+
+def check_imports(wheel: Path) -> None:
+    """Check that the extension of a wheel for Windows exports one name, and imports from Python and Windows alone."""
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
+        extension = archive.extract("selfattn/_core.pyd", folder)
+        told = subprocess.check_output(["objdump", "-p", extension], text=True)
+    libraries = set(re.findall(r"DLL Name: (\S+)", told))
+    assert libraries == {"python3.dll", "KERNEL32.dll", "msvcrt.dll"}, libraries
+    names = re.findall(r"^\t\[ *\d+\] ([A-Za-z_]\w*)$", told, re.MULTILINE)
+    assert set(names) == {"PyInit__core"}, names
+    print("imports from", *sorted(libraries))
 
 
 def check_models(wheel: Path) -> None:
@@ -189,6 +202,9 @@ def main() -> None:
     check_contents(options.wheel)
     if options.models:
         check_models(options.models)
+    if options.wheel.name.endswith("-win_amd64.whl"):
+        check_imports(options.wheel)
+        return
     for python in options.python or [sys.executable]:
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
