@@ -36,7 +36,7 @@ def usable_cpus() -> int:
 
 
 def _open(path: Any, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe does not wait for its writer
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe does not wait for its writer
 
 
 def _read(path: bytes) -> bytes:

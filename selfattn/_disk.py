@@ -191,7 +191,7 @@ def write_files(folder: Path, content: Mapping[str, bytes], stale: Collection[st
                 raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
             _write_to_disk(temporary, data, path)
         if len(staged) == 1 and not removed:
-            os.replace(temporary, path)
+            _rename(temporary, path)
         else:
             with DelayedInterrupt(raises=True):  # old files must not stay under hidden names
                 _exchange(staged, removed, suffix)
@@ -201,9 +201,26 @@ def write_files(folder: Path, content: Mapping[str, bytes], stale: Collection[st
     sync_folder(folder)  # make the renames durable
 
 
+def _rename(path: Path, other: Path, wanted: Path | None = None) -> None:
+    """Rename a file, over another if there is one. Windows refuses that while one of them is open or mapped."""
+    try:
+        os.replace(path, other)
+    except PermissionError as error:
+        if getattr(error, "winerror", None) is None:
+            raise
+        what = (
+            f"{error.strerror}: Windows replaces no file that is open, as by a model that was loaded from it"
+        )
+        raise PermissionError(
+            error.errno, f"{what}; close it, or name another file", str(wanted or other)
+        ) from error
+
+
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's names to the disk."""
-    directory = os.open(folder, os.O_RDONLY)
+    """Flush a folder's names to the disk. Windows opens no folders, and does that by itself."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    directory = os.open(folder, os.O_DIRECTORY)
     try:
         os.fsync(directory)
     finally:
@@ -247,7 +264,7 @@ def _keep_mode(descriptor: int, path: Path) -> None:
     """Give a file the permissions of the file that it will replace: private files stay private."""
     with contextlib.suppress(FileNotFoundError):
         mode = stat.S_IMODE(path.stat().st_mode)
-        if mode != stat.S_IMODE(os.fstat(descriptor).st_mode):
+        if mode != stat.S_IMODE(os.fstat(descriptor).st_mode) and hasattr(os, "fchmod"):  # not on Windows
             os.fchmod(descriptor, mode)
 
 
@@ -284,7 +301,7 @@ def write_rows(path: Path, arrays: Iterable[Array], width: int, dtype: npt.DType
                 count += len(array)
             file.seek(0)
             _write_header(file, count, width, dtype)
-        os.replace(temporary, path)
+        _rename(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -307,10 +324,10 @@ def _exchange(staged: dict[Path, Path], removed: Iterable[Path], suffix: str) ->
         for path in (*reversed(staged), *removed):
             if os.path.lexists(path):
                 moved[path] = _hidden(path, suffix, "old")
-                os.replace(path, moved[path])
+                _rename(path, moved[path], path)
         for path, temporary in staged.items():
             placed.append(path)
-            os.replace(temporary, path)
+            _rename(temporary, path)
     except BaseException:
         for path in placed:
             path.unlink(missing_ok=True)

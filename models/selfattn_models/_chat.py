@@ -63,6 +63,7 @@ class TemplateProcess:
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
                 start_new_session=True,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
             )
             self._end = weakref.finalize(self, _end, process)
         return process

@@ -59,6 +59,8 @@ def prepare() -> None:
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")  # for characters that a terminal cannot show
+        if sys.platform == "win32":  # which would write in a code page, and \r\n
+            reconfigure(encoding="utf-8", newline="\n")
 
 
 # The control characters of C0 and C1 but a tab and the end of a line, and those that turn the direction of a text.

@@ -33,7 +33,8 @@ BITS_OF_INFINITY = 0x7F80
 
 # Held while weights are packed. fork waits for it; otherwise the child inherits a lock that nobody releases.
 _lock = threading.RLock()
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 class Rounded:

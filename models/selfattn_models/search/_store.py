@@ -48,6 +48,7 @@ ENDS = ("", "-wal", "-shm", "-journal")
 BUSY = (
     "another process or thread is changing this index; try again when it has ended, or with a longer timeout"
 )
+KEPT = "another program vacuums this index, or reads it as it was before the last vacuum; wait, or let it search again"
 CODES = {5: errno.EAGAIN, 6: errno.EAGAIN, 8: errno.EACCES, 10: errno.EIO, 13: errno.ENOSPC, 14: errno.EIO}
 
 
@@ -593,10 +594,14 @@ class Writer(Reader):
     def vacuum(self, done: Callable[[int], Any]) -> None:
         """Write all files anew without the rows of deleted texts, under another number; commit.
 
-        Others may write while rows are copied: theirs are copied at the end.
+        Others may write while rows are copied: theirs are copied at the end. On Windows files that a program has open
+        stay: it is an OSError if those of the last vacuum do.
         """
         if self.now.spare not in (0, self.now.file):
             self.clean(self.now.spare)
+            for old in (self.folder / f"{name}-{self.now.spare}" for name in NAMES):
+                if old.is_file():
+                    raise OSError(errno.EBUSY, KEPT, str(old))
         number = max(self.now.file, self.now.spare) + 1  # no other vacuum's
         while any(os.path.lexists(self.folder / f"{name}-{number}") for name in NAMES):
             number += 1  # the user's

@@ -346,6 +346,7 @@ class Index:
             bar(progress, writer.now.rows, "vacuum") as done,
         ):
             writer.vacuum(done)
+        self._seen = None  # it has the old files mapped
 
     def _record(self) -> None:
         """Keep where the model is now."""
