@@ -1,5 +1,6 @@
 /* Random numbers, elements of any dtype, memory. */
-#define _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE  /* for MAP_ANONYMOUS of Linux */
+#define _DARWIN_C_SOURCE /* and of macOS */
 #include "tests/test.h"
 
 #include <math.h>
