@@ -5,12 +5,12 @@
     selfattn_models-….whl] python tools/check_wheel.py selfattn-…_aarch64.whl --python 'qemu-aarch64 -L ROOT
     ROOT/usr/bin/python3.11'
 
-Checks what the wheel holds: its size, one extension on the stable ABI, for Linux OpenMP's library, no other one; of
-a wheel for Windows, which cannot run here, also which libraries it imports from. Then, for each Python, with the
-instruction set that the CPU has and on the baseline: the README's Python, `python -m selfattn`, and the smoke test;
-and the loops where the system has no OpenMP, if it lets this script hide its own. What has moved to selfattn-models
-says which line installs it; with `--models` that wheel is then installed too, and its commands run. A Python given
-as more than one word is run as it is, and gets its packages in a folder: one of another platform under an emulator.
+Checks what the wheel holds: its size, one extension on the stable ABI, for Linux OpenMP's library, no other one, and
+where libraries come from. A wheel for Windows cannot run here. Then, for each Python, with the instruction set that
+the CPU has and on the baseline: the README's Python, `python -m selfattn`, and the smoke test; and the loops where
+the system has no OpenMP, if it lets this script hide its own. What has moved to selfattn-models says which line
+installs it; with `--models` that wheel is then installed too, and its commands run. A Python given as more than one
+word is run as it is, and gets its packages in a folder: one of another platform under an emulator.
 """
 
 from __future__ import annotations
@@ -88,6 +88,21 @@ print("with selfattn-models", selfattn_models.__version__)
 """
 
 
+def check_libraries(wheel: Path, name: str) -> None:
+    """Check where the extension takes libraries from: in Linux its own folder, in Windows Python and Windows alone."""
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
+        told = subprocess.check_output(["objdump", "-p", archive.extract(name, folder)], text=True)
+    if "linux" in wheel.name:
+        assert re.findall(r"(?:RUN|R)PATH +(.*)", told) == ["$ORIGIN"], told
+    if not name.endswith(".pyd"):
+        return
+    libraries = set(re.findall(r"DLL Name: (\S+)", told))
+    assert libraries == {"python3.dll", "KERNEL32.dll", "msvcrt.dll"}, libraries
+    names = re.findall(r"^\t\[ *\d+\] ([A-Za-z_]\w*)$", told, re.MULTILINE)
+    assert set(names) == {"PyInit__core"}, names
+    print("imports from", *sorted(libraries))
+
+
 def check_contents(wheel: Path) -> None:
     """Check that the wheel has all of the package, its size, its extension and its libraries."""
     with zipfile.ZipFile(wheel) as archive:
@@ -109,24 +124,13 @@ def check_contents(wheel: Path) -> None:
     libraries = {name for name in files if ".so" in name or name.endswith((".dylib", ".dll"))} - {extension}
     assert libraries == ({"selfattn/libgomp.so.1"} if "linux" in wheel.name else set()), libraries
     wanted = subprocess.check_output(["git", "ls-files", "selfattn"], cwd=ROOT, text=True).split()
+    check_libraries(wheel, extension)
     missing = {name for name in wanted if not name.endswith(("README.md", "tsconfig.json"))} - files.keys()
     assert not missing, f"the wheel lacks {sorted(missing)}"
     sources = {name for name in files if name.endswith((".c", ".h"))}
     assert not sources, f"the wheel carries sources: {sorted(sources)}"
     foreign = {name.split("/")[0] for name in files if ".dist-info/" not in name} - {"selfattn"}
     assert not foreign, f"the wheel would install {sorted(foreign)} too"
-
-
-def check_imports(wheel: Path) -> None:
-    """Check that the extension of a wheel for Windows exports one name, and imports from Python and Windows alone."""
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
-        extension = archive.extract("selfattn/_core.pyd", folder)
-        told = subprocess.check_output(["objdump", "-p", extension], text=True)
-    libraries = set(re.findall(r"DLL Name: (\S+)", told))
-    assert libraries == {"python3.dll", "KERNEL32.dll", "msvcrt.dll"}, libraries
-    names = re.findall(r"^\t\[ *\d+\] ([A-Za-z_]\w*)$", told, re.MULTILINE)
-    assert set(names) == {"PyInit__core"}, names
-    print("imports from", *sorted(libraries))
 
 
 def check_models(wheel: Path) -> None:
@@ -204,7 +208,6 @@ def main() -> None:
     if options.models:
         check_models(options.models)
     if options.wheel.name.endswith("-win_amd64.whl"):
-        check_imports(options.wheel)
         return
     for python in options.python or [sys.executable]:
         with tempfile.TemporaryDirectory() as name:
