@@ -14,7 +14,7 @@ tools/check_wheel.py tries what is built.
 
 A wheel for Windows has no file of another machine but NumPy's headers, from its wheel. Python's headers are those of
 this Python, with a pyconfig.h of what the stable ABI needs; a library to import from python3.dll is made of the names
-of the stable ABI. OpenMP's library and that of threads are linked in (docs/decisions/0021-windows.md).
+of the stable ABI. OpenMP's library and that of threads are linked in (docs/decisions/0023-windows.md).
 """
 
 from __future__ import annotations
