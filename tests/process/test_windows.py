@@ -26,10 +26,10 @@ COMMANDS = """
     import pathlib, sys
     from selfattn.cli.app import main
 
-    pathlib.Path("book.txt").write_text("the sea was calm. " * 50)
-    sizes = "--dim 8 --layers 1 --heads 1 --context 8 --steps 2 --quiet".split()
+    pathlib.Path("book.txt").write_text("".join(f"the sea was calm on day {n}\\n" for n in range(30)))
+    sizes = "--tokenizer whitespace --dim 8 --heads 1 --epochs 1 --quiet".split()
     for more in ([], ["--force"]):  # which writes over the files of the first
-        assert main(["train", "gpt", "book.txt", "--out", "gpt", *sizes, *more]) == 0
+        assert main(["train", "book.txt", "--out", "model", *sizes, *more]) == 0
     assert main(["info"]) == 0
 """
 WRITES = """
