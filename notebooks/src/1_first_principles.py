@@ -9,6 +9,9 @@
 # step further: **what the scale $1/\sqrt{d_k}$ is for**. The tutorial uses it without saying why.
 
 # %% [markdown]
+# *To run it:* `jupyter lab notebooks` in the folder of the clone ([what it needs](README.md)); Shift+Enter
+# runs a cell.
+#
 # ## What to see
 #
 # The same *bank* goes in twice. The thickness of a ribbon is an attention weight. Point at *bank* in both sentences:

@@ -10,6 +10,9 @@
 # - what is lost when the designer **picks the best** instead of taking the **weighted sum**, and
 # - what a model of 500 numbers learns in a second or two: **what does its *bank* attend to?**
 #
+# *To run it:* `jupyter lab notebooks` in the folder of the clone ([what it needs](README.md)); Shift+Enter
+# runs a cell.
+#
 # ## What to see
 #
 # The page shows such a model before and after its training. The thickness of a ribbon is an attention weight. Which

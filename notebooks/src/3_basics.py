@@ -5,6 +5,9 @@
 # of one attention and prints all of them. Here each number is computed again. Then one step further: **heads**. What
 # changes when the same columns are split between two attentions?
 #
+# *To run it:* `jupyter lab notebooks` in the folder of the clone ([what it needs](README.md)); Shift+Enter
+# runs a cell.
+#
 # ## What to see
 #
 # The thickness of a ribbon is an attention weight. Point at *is* and at *blue*: what do their ribbons have in common?

@@ -8,6 +8,9 @@
 #
 # One step further: the tutorial names **other score functions**. What do they do with these very inputs?
 #
+# *To run it:* `jupyter lab notebooks` in the folder of the clone ([what it needs](README.md)); Shift+Enter
+# runs a cell.
+#
 # ## What to see
 #
 # The thickness of a ribbon is an attention weight. Which input do all three attend to, and what is special about its
@@ -92,6 +95,9 @@ rounded = steps.with_weights(by_hand)
 print("weighted values, for each key", rounded.weighted_values.swapaxes(0, 1), "output 1", rounded.output[0], sep="\n")
 
 # %% [markdown]
+# (A comment in the tutorial's code has −2.0000 as the first number of output 1. Its figure has 2.0, which is right:
+# half of 2 plus half of 2.)
+#
 # Outputs 2 and 3 are left to the reader. Try before you run the next cell: the sums are short.
 
 # %%

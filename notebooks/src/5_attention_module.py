@@ -9,6 +9,9 @@
 # one step further: **masks**. What do they do to a row, what happens in a row where *everything* is masked, and why do
 # three well-known ways to mask give three different results there?
 #
+# *To run it:* `jupyter lab notebooks` in the folder of the clone ([what it needs](README.md)); Shift+Enter
+# runs a cell.
+#
 # ## What to see
 #
 # The thickness of a ribbon is an attention weight. Which words does *love* attend to, and what changes when the last
@@ -275,4 +278,9 @@ steps_page(sa.attention_steps(query, key, broken, is_causal=True), tokens)
 # - Under `is_causal=True`, does the output of the first word ever depend on the last word? The gradient shows it:
 #   `sa.scaled_dot_product_attention_vjp`.
 #
-# This was the last of the five. Next: [a GPT in 40 lines](6_gpt.ipynb).
+# This was the last of the five tutorials. Four notebooks continue from here:
+#
+# - [6. A GPT in 40 lines](6_gpt.ipynb): train it, let it write, look inside
+# - [7. A classifier](7_classifier.ipynb) that shows what it attends to
+# - [8. What is this head for?](../models/notebooks/8_heads.ipynb), in a real model
+# - [9. Grade your own attention](9_grade_your_own.ipynb): which step of it is wrong

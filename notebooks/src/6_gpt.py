@@ -11,6 +11,9 @@
 # The text is a nursery rhyme that grows by a line with every verse, *The House That Jack Built*. It is older than any
 # copyright, and it is made for this: a reader of a few verses can guess the next word.
 #
+# *To run it:* `jupyter lab notebooks` in the folder of the clone ([what it needs](README.md)); Shift+Enter
+# runs a cell.
+#
 # ## What to see
 #
 # The thickness of a ribbon is an attention weight, here from numbers that are made up. No ribbon comes from a later

@@ -5,6 +5,9 @@
 # kind. A model must find out which *not* belongs to which word. This one has a token that attends to the whole
 # sentence, and we look at its weights.
 #
+# *To run it:* `jupyter lab notebooks` in the folder of the clone ([what it needs](README.md)); Shift+Enter
+# runs a cell.
+#
 # ## What to see
 #
 # The thickness of a ribbon is an attention weight. In these numbers, made by hand, *lovely* takes a third of its

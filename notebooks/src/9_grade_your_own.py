@@ -4,6 +4,9 @@
 # You have written attention yourself, and its numbers are not those of the course. Which step is wrong? `sa.diagnose`
 # calls your function with small inputs, finds out how it is called, and says which step differs, and why.
 #
+# *To run it:* `jupyter lab notebooks` in the folder of the clone ([what it needs](README.md)); Shift+Enter
+# runs a cell.
+#
 # ## What to see
 #
 # These are the steps of attention, with all their numbers. Which of them would change if the softmax were over the

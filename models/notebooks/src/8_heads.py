@@ -7,6 +7,9 @@
 # - a pair of heads that carries on a row of letters, in a model that you train here in seconds;
 # - the heads by which a real language model, with 135 million numbers, knows which of two names comes next.
 #
+# *To run it:* `jupyter lab models/notebooks` in the folder of the clone
+# ([what it needs](../../notebooks/README.md)); Shift+Enter runs a cell.
+#
 # ## What to see
 #
 # The thickness of a ribbon is an attention weight. This head is made by hand: a word asks *where was I before?*, and
