@@ -2,7 +2,7 @@
 
 A further one takes a few lines: ``Rule(name, sentence, {step: formula}, …)``, each dict one way to make it. If the
 dicts of several rules give the same numbers, the first rule is named. Sentences may hold ``{low}`` and ``{high}``, the
-smallest and the largest sum of a row of weights.
+smallest and the largest sum of a row of weights. `languages/` has them in the other languages of pages.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from selfattn._check import Array
 from selfattn.diagnosis.calls import Convention, Student, arrange, gradient_role, role_of, source_of, turn
 from selfattn.diagnosis.formula import BACKWARD, FORWARD, Formula, Values, compute
 from selfattn.diagnosis.rules import RULES, Rule
+from selfattn.views.language import entries, fill
 
 TIGHT, LOOSE = 3e-5, 2e-2  # of float32, and of float16 inside
 SECONDS = 1.2  # for pairs of faults
@@ -32,15 +34,24 @@ SMALL = tuple(
 )  # fmt: skip
 MASKS = {4: "LS B1LS BHLS HLS BLS BS B11S B1S 11LS 1HLS", 3: "LS BLS BS B1S 1LS B1LS B11S", 2: "LS"}
 PADDING = {4: "BS B11S B1S BHLS", 3: "BS B1S B11S BLS", 2: "S LS"}
-FLOAT16 = "{what} computed in float16, although the inputs are float64 or float32: about 3 digits are left."
 # Faults that are found in other ways than by formulas.
 FOUND = {
     "dropout-output": "Dropout comes after the product with V: it zeroes numbers of the output, and must zero weights.",
     "dropout-scale": "The weights that dropout keeps are not divided by 1 − p.",
     "dropout-scores": "Dropout comes before the softmax: it zeroes scores, and must zero weights.",
+    "heads-layout": "The heads are not transposed: axes are taken as ({taken}), and are said to be ({wanted}).",
+    "scores-float16": "The scores are computed in float16, although the inputs are float64 or float32: about 3 digits "
+    "are left.",
+    "output-float16": "The output is computed in float16, although the inputs are float64 or float32: about 3 digits "
+    "are left.",
     "dead-row": "A query whose keys are all closed gives NaN: the softmax of a row of −∞ is 0/0. "
     "It must give finite numbers, such as 0.",
 }
+
+
+def say(sentence: str, lang: str = "en", **values: object) -> str:
+    """Say an English sentence in a language; one that `languages/` lacks, such as a lecturer's own, stays English."""
+    return fill(entries(lang, "selfattn.diagnosis").get(sentence, sentence), lang, **values)
 
 
 @dataclass
@@ -58,13 +69,18 @@ class Fault:
     """A rule that explains a difference, and a probe that shows it."""
 
     name: str
-    sentence: str
+    sentence: str  # with the places of `values`
+    values: Mapping[str, str]
     place: str
     probe: Probe
     changes: Mapping[str, Formula]
     result: str  # which one differs: the output, or a gradient
     expected: Array
     got: Array
+
+    def say(self, lang: str = "en") -> str:
+        """Return the sentence in a language."""
+        return say(self.sentence, lang, **self.values)
 
 
 STEPS = (*FORWARD, *BACKWARD)
@@ -353,15 +369,8 @@ class Search:
             probe = next((each for each in setting if not self.fits([each], {})), setting[0])
             right, wrong = self.model(probe, {}), self.model(probe, {**changes})
             sums = wrong.weights.sum(-1) if wrong else np.ones(1)
-            low, high = (f"{x:.2f}" for x in (np.nanmin(sums), np.nanmax(sums)))
-            self._fault(
-                rule.name,
-                rule.sentence.replace("{low}", low).replace("{high}", high),
-                rule.place,
-                probe,
-                changes,
-                right,
-            )
+            values = {"low": f"{np.nanmin(sums):.2f}", "high": f"{np.nanmax(sums):.2f}"}
+            self._fault(rule.name, rule.sentence, rule.place, probe, changes, right, values)
         for _, changes in fit:
             self.changes |= changes
 
@@ -373,6 +382,7 @@ class Search:
         probe: Probe,
         changes: Mapping[str, Formula],
         right: Values | None = None,
+        values: Mapping[str, str] = MappingProxyType({}),
     ) -> Fault:
         right = right or self.model(probe, {})
         pairs = self.pairs(right, probe) if right else None
@@ -381,7 +391,7 @@ class Search:
             or pairs
             or [("", np.zeros(0), np.zeros(0))]
         )
-        fault = Fault(name, sentence, place, probe, changes, *differing[0])
+        fault = Fault(name, sentence, values, place, probe, changes, *differing[0])
         if name:
             self.faults.append(fault)
         return fault
@@ -475,12 +485,9 @@ class Search:
         said = self.said_layout or (documented[0] if len(documented) == 1 else "")
         layout = setting[0].convention.layout
         if not fit and sorted(said) == sorted(layout) and said != layout:
-            taken, wanted = ", ".join(layout), ", ".join(said)
-            sentence = (
-                f"The heads are not transposed: axes are taken as ({taken}), and are said to be ({wanted})."
-            )
+            values = {"taken": ", ".join(layout), "wanted": ", ".join(said)}
             if other := self.probe(replace(setting[0].convention, layout=said)):
-                self._fault("heads-layout", sentence, "split", other, {})
+                self._fault("heads-layout", FOUND["heads-layout"], "split", other, {}, values=values)
         self.convention, self.settled = setting[0].convention, not fit
         self.tried.append(", ".join(f"{p.inputs.L} queries and {p.inputs.S} keys" for p in setting))
         self.add(setting, fit)
@@ -563,10 +570,8 @@ class Search:
                     )
                 if not all(moved.values()):
                     self.convention, self.settled = probe.convention, True
-                    what = "The scores are" if moved["v"] else "The output is"
-                    self._fault(
-                        "float16", FLOAT16.format(what=what), "scores" if moved["v"] else "output", probe, {}
-                    )
+                    place = "scores" if moved["v"] else "output"
+                    self._fault("float16", FOUND[f"{place}-float16"], place, probe, {})
                     self.tolerance = LOOSE
                     return True
         return False

@@ -15,7 +15,7 @@ import numpy as np
 
 from selfattn._check import Array, one_of
 from selfattn.diagnosis.calls import Student
-from selfattn.diagnosis.search import TIGHT, Fault, Search
+from selfattn.diagnosis.search import TIGHT, Fault, Search, say
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.views.document import Document
 from selfattn.views.page import steps_page
@@ -51,7 +51,7 @@ class Verdict:
 
     def __init__(self, search: Search) -> None:
         self._search = search
-        self.faults = [fault.sentence for fault in search.faults]
+        self.faults = [fault.say() for fault in search.faults]
         self.names = [fault.name for fault in search.faults]
         self.called, self.tried = search.convention.text(), search.tried
         self.right = not search.faults and search.different is None
@@ -71,7 +71,7 @@ class Verdict:
         elif not self.faults:
             lines.append("The numbers differ, and no known fault explains them.")
         for n, fault in enumerate(self._evidence, 1):
-            lines += [f"{n}. {fault.sentence}"] if fault.name else []
+            lines += [f"{n}. {fault.say()}"] if fault.name else []
             lines += [f"   {line}" for line in self._shown(fault)]
         return "\n".join(lines)
 
@@ -137,8 +137,9 @@ class Verdict:
         if wrong is None or not fault or not fault.changes:
             return steps_page(steps, lang=lang)
         mine = _replaced(steps, wrong, text % len(right.q))
-        both = [[f"{whose} {n}" for n in range(steps.scores.shape[-2])] for whose in ("right", "yours")]
-        title = {"title": fault.sentence}
+        rows = range(steps.scores.shape[-2])
+        both = [[say(whose, lang, n=n) for n in rows] for whose in ("right {n}", "yours {n}")]
+        title = {"title": fault.say(lang)}
         return steps_page(steps, both[0], compare=(mine, both[1]), captions=title, lang=lang)
 
 

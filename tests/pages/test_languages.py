@@ -1,11 +1,14 @@
 """The languages of pages: translations have the places of their sentences, pages say no English, plurals are CLDR's."""
 
+import runpy
 from pathlib import Path
 
 import pytest
 from sentences import assert_no_sentence_but, assert_of_one_language, assert_translated, said
 
+import selfattn as sa
 from selfattn import views
+from selfattn.diagnosis import rules, search
 from selfattn.views import language
 
 VIEWS = Path(views.__file__).parent
@@ -13,6 +16,28 @@ VIEWS = Path(views.__file__).parent
 
 def test_files_have_each_sentence_with_its_places_and_no_other():
     assert_translated(said(VIEWS, language.VIEWS), language.VIEWS)
+
+
+def test_each_fault_that_is_diagnosed_has_its_sentence_in_each_language():
+    own = runpy.run_path(rules.__file__)["RULES"]  # without those that a test has added
+    sentences = {rule.sentence for rule in own} | {*search.FOUND.values(), "right {n}", "yours {n}"}
+    assert_translated(sentences, "selfattn.diagnosis")
+
+
+def test_a_page_of_a_fault_says_it_in_its_language():
+    def attention(q, k, v):
+        weights = sa.softmax(q @ k.T / q.shape[1] ** 0.5, axis=0)
+        return weights @ v
+
+    verdict = sa.diagnose(attention)
+    assert verdict.faults[0].endswith("rows of weights sum to 0.74 … 1.21.")
+    for lang, sentence, whose in (
+        ("de", "Die Softmax geht über die Queries (Achse −2)", "Ihre 0"),
+        ("fr", "Le softmax porte sur les requêtes (axe −2)", "la vôtre 0"),
+    ):
+        html = verdict.page(lang=lang).html
+        assert f"{sentence} " in html and "0.74" in html and whose in html
+        assert "The softmax" not in html and "yours" not in html
 
 
 def test_no_script_and_no_markup_has_a_sentence_of_its_own():
