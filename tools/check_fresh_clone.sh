@@ -70,6 +70,8 @@ python3 -m venv "$directory/build"
 tar -tzf "$directory"/sdist/*.tar.gz | cut -d/ -f2- | sort >"$directory/packed"
 git -C "$repository" ls-files setup.py pyproject.toml LICENSE README.md selfattn 'csrc/*.[ch]' ':!csrc/tests' ':!*.md' ':!*/tsconfig.json' |
     sort | comm -23 - "$directory/packed" >"$directory/lacking"
+! command -v wasm-ld-14 >/dev/null || grep -x selfattn/views/data/selfattn.wasm "$directory/packed" >/dev/null ||
+    echo selfattn/views/data/selfattn.wasm >>"$directory/lacking"
 [ ! -s "$directory/lacking" ] || { echo "the sdist lacks:" "$(cat "$directory/lacking")" >&2; exit 1; }
 "$directory/build/bin/pip" install -q "$directory"/sdist/*.tar.gz
 (cd / && "$directory/build/bin/python" -c "$check")

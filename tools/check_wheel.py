@@ -6,11 +6,12 @@
     ROOT/usr/bin/python3.11'
 
 Checks what the wheel holds: its size, one extension on the stable ABI, for Linux OpenMP's library, no other one, and
-where libraries come from. A wheel for Windows cannot run here. Then, for each Python, with the instruction set that
-the CPU has and on the baseline: the README's Python, `python -m selfattn`, and the smoke test; and the loops where
-the system has no OpenMP, if it lets this script hide its own. What has moved to selfattn-models says which line
-installs it; with `--models` that wheel is then installed too, and its commands run. A Python given as more than one
-word is run as it is, and gets its packages in a folder: one of another platform under an emulator.
+where libraries come from; the core in WebAssembly, of the wheel's version, if the checkout has one or could build it. A
+wheel for Windows cannot run here. Then, for each Python, with the instruction set that the CPU has and on the baseline:
+the README's Python, `python -m selfattn`, and the smoke test; and the loops where the system has no OpenMP, if it lets
+this script hide its own. `selfattn pages` writes live pages, or says what they need. What has moved to selfattn-models
+says which line installs it; with `--models` that wheel is then installed too, and its commands run. A Python given as
+more than one word is run as it is, and gets its packages in a folder: one of another platform under an emulator.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,8 +28,9 @@ import time
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-MOST = {"wheel": 2.3e6, "extension": 2.6e6}  # bytes; docs/measurements/build.md says what takes the room
+from checkout import ROOT, WASM
+
+MOST = {"wheel": 2.5e6, "extension": 2.6e6}  # bytes; docs/measurements/build.md says what takes the room
 SECONDS = 5  # to install
 
 # Runs in an environment without pytest: each test of the file, on each instruction set if it asks for one.
@@ -74,6 +77,15 @@ done = subprocess.run([sys.executable, "-m", "selfattn", "search", "m", "t.txt"]
 assert done.returncode == 1 and "pip install selfattn-models" in done.stderr, done
 print("without selfattn-models:", done.stderr.strip())
 """
+# Run with either: the live pages, if the wheel has the core in WebAssembly.
+PAGES = """
+import pathlib, subprocess, sys
+from selfattn.views.live_pages import KERNELS
+done = subprocess.run([sys.executable, "-m", "selfattn", "pages", "class"], capture_output=True, text=True, check=True)
+live = pathlib.Path("class/playground.html").is_file()
+assert live == KERNELS.is_file() == ("no core in WebAssembly" not in done.stderr), done
+print("live pages:", live)
+"""
 # Run with both packages: a GPT learns a text, and writes.
 BOTH = """
 import pathlib, subprocess, sys
@@ -108,6 +120,7 @@ def check_contents(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         files = {file.filename: file.file_size for file in archive.infolist()}
         metadata = archive.read(next(name for name in files if name.endswith("METADATA"))).decode()
+        wasm = archive.read(WASM) if WASM in files else b""
     needs = [
         line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line
     ]
@@ -127,6 +140,12 @@ def check_contents(wheel: Path) -> None:
     check_libraries(wheel, extension)
     missing = {name for name in wanted if not name.endswith(("README.md", "tsconfig.json"))} - files.keys()
     assert not missing, f"the wheel lacks {sorted(missing)}"
+    built = re.search(rb"selfattn kernels \d+ of ([\w.]+), commit [\w-]+", wasm)
+    if (ROOT / WASM).exists() or shutil.which("wasm-ld-14"):
+        assert built and built[1].decode() == wheel.name.split("-")[1], f"the core in WebAssembly is {built}"
+    print(built[0].decode() if built else "without the core in WebAssembly")
+    licences = {path.name for path in ROOT.glob("LICENSE*")} - {Path(name).name for name in files}
+    assert not licences, f"the wheel lacks {sorted(licences)}"
     sources = {name for name in files if name.endswith((".c", ".h"))}
     assert not sources, f"the wheel carries sources: {sorted(sources)}"
     foreign = {name.split("/")[0] for name in files if ".dist-info/" not in name} - {"selfattn"}
@@ -214,7 +233,8 @@ def main() -> None:
             directory = Path(name)
             command, clean = install(options.wheel.resolve(), python, directory)
             try_out(command, clean, directory)
-            subprocess.run([*command, "-c", ALONE], env=clean, cwd=directory, check=True)
+            for script in (ALONE, PAGES):
+                subprocess.run([*command, "-c", script], env=clean, cwd=directory, check=True)
             if options.models and len(shlex.split(python)) == 1:
                 subprocess.run(
                     [*command, "-m", "pip", "install", "-q", options.models], env=clean, check=True

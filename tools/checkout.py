@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+WASM = "selfattn/views/data/selfattn.wasm"  # the core for live pages, which setup.py writes where Clang can build it
 
 
 def copy_to(folder: Path) -> None:

@@ -12,8 +12,9 @@
 #define EXPORT(name) __attribute__((export_name(#name))) name
 enum { BAD_SIZE = 8, NO_MEMORY }; /* after those of sa_status */
 
-/* Python looks for this text in the file; its number changes with these functions. The Makefile says the commit. */
-const char *EXPORT(built_from)(void) { return "selfattn kernels 1 of commit " SA_COMMIT; }
+/* Python looks for this text in the file; its number changes with these functions and with the text. The Makefile says
+ * the version, and the commit or "unknown". */
+const char *EXPORT(built_from)(void) { return "selfattn kernels 2 of " SA_VERSION ", commit " SA_COMMIT; }
 
 /* ---- structs and constants, by their names ----------------------------------------------------------------------- */
 

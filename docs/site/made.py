@@ -134,9 +134,7 @@ def module_page(name: str) -> str:
 
 def lessons() -> None:
     """Write the lessons, and a page that lists them."""
-    kernels = ROOT / "csrc/build/selfattn.wasm"
-    live = ["--kernels", str(kernels)] if kernels.is_file() else []  # without it the command says so
-    if command(["pages", str(EXTRA / "pages"), "--lang", *LANGUAGES, *live]):
+    if command(["pages", str(EXTRA / "pages"), "--lang", *LANGUAGES]):
         raise RuntimeError("the lessons could not be written")
     about = "Pages to look at and to play with, also in German and French, as `selfattn pages FOLDER` writes them."
     of_models = "The command also writes these if selfattn-models is installed."

@@ -27,6 +27,7 @@ from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import layer_steps
 from selfattn.views.document import Document
 from selfattn.views.language import PLURALS
+from selfattn.views.live_pages import packaged_kernels
 from selfattn.views.page import Page, steps_page
 from selfattn.views.tutorial_pages import NUMBERED, TUTORIAL_PAGES, tutorial_page
 
@@ -60,6 +61,10 @@ MOST_BYTES = 2**28
 MOST_SCORES = 2**24
 PAGE = b'<body class="sa-page">', "a page of selfattn's"
 MOST_UNICODE = 0x10FFFF
+NO_KERNELS = (
+    "this build of selfattn has no core in WebAssembly; install clang-14, lld-14, wasi-libc and "
+    "libclang-rt-14-dev-wasm32 and build it again, or give --kernels FILE.wasm"
+)
 
 STEPS_EPILOG = f"""\
 tutorials, by number or name:
@@ -234,15 +239,16 @@ def _add_pages(parser: Parser) -> None:
     parser.add_argument("folder", metavar="DIR", type=streams.folder, help=where)
     several = "the language of the pages, or several, which link to one another; default: en"
     parser.add_argument("--lang", choices=PLURALS, nargs="+", default=["en"], help=several)
-    built = "the core in WebAssembly, from make -C csrc wasm-library: writes the live pages too"
+    built = "another core in WebAssembly for the live pages, from make -C csrc wasm-library"
     parser.add_argument("--kernels", metavar="FILE.wasm", type=Path, help=built)
     parser.add_argument("--open", action="store_true", help="show the start page in a browser")
 
 
 def _run_pages(options: argparse.Namespace) -> int:
-    start = views.write_pages(options.folder, lang=options.lang, kernels=options.kernels)
-    if options.kernels is None:
-        streams.tell("selfattn pages: wrote all pages but the live ones, which need --kernels FILE.wasm")
+    kernels = options.kernels or packaged_kernels()
+    start = views.write_pages(options.folder, lang=options.lang, kernels=kernels)
+    if kernels is None:
+        streams.tell(f"selfattn pages: wrote all pages but the live ones: {NO_KERNELS}")
     _announce("pages", start, options.open)
     return 0
 

@@ -14,7 +14,7 @@ from selfattn import _disk
 from selfattn.views.document import Document
 from selfattn.views.gpt import gpt_page
 from selfattn.views.language import OWN_NAMES, PLURALS, fill, in_language, say
-from selfattn.views.live_pages import live_pages, read_kernels
+from selfattn.views.live_pages import live_pages, packaged_kernels, read_kernels
 from selfattn.views.texts import START
 from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
 from selfattn.views.writing import text
@@ -45,8 +45,8 @@ def write_pages(
     lang : {"en", "de", "fr"}, or several
         The pages of each language; those of the second one and of later ones have its name in theirs: ``gpt.de.html``.
     kernels : path, optional
-        The core in WebAssembly, which ``make -C csrc wasm-library`` builds: writes the live pages too. Another file
-        is a ValueError.
+        The core in WebAssembly, which ``make -C csrc wasm-library`` builds, for the live pages; by default that of the
+        package. A build without it writes no live pages. Another file is a ValueError.
 
     Returns
     -------
@@ -60,6 +60,7 @@ def write_pages(
     ends = {each: f".{each}.html" if n else ".html" for n, each in enumerate(langs)}
     pages = {each: dict(_pages(each)) for each in langs}
     about = {each: in_language(START, each) for each in langs}
+    kernels = packaged_kernels() if kernels is None else kernels
     core = None if kernels is None else read_kernels(kernels)
     for each in langs:
         if core is not None:

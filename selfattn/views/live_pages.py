@@ -1,6 +1,6 @@
 """Live pages: they compute with the core's kernels, in WebAssembly.
 
-`make -C csrc wasm-library` builds the kernels for them.
+A build of the package has the kernels for them, as `make -C csrc wasm-library` builds them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,27 @@ from typing import Any, ClassVar, NamedTuple
 
 from selfattn import _disk
 from selfattn.views.document import KIT, POLICY, Document, drawn_by_script
-from selfattn.views.language import VIEWS, in_language
+from selfattn.views.language import VIEWS, fill, in_language
 from selfattn.views.texts import PLAYGROUND, TRAINING
 from selfattn.views.writing import text
 
 MOST_RIBBONS = 40  # tokens whose ribbons are drawn
-INTERFACE = b"1"  # of csrc/wasm/api.c
-_BUILT = re.compile(rb"selfattn kernels (\d+) of commit ([\w-]+)")
+KERNELS = Path(__file__).with_name("data") / "selfattn.wasm"  # setup.py writes it, where Clang can build it
+INTERFACE = b"2"  # of csrc/wasm/api.c
+_BUILT = re.compile(rb"selfattn kernels (\d+) of (?:(\S+), )?commit ([\w-]+)")
 
 
 class Kernels(NamedTuple):
-    """The core in WebAssembly, and the commit that it was built from."""
+    """The core in WebAssembly, and the version and the commit that it was built from."""
 
     wasm: bytes
-    commit: str
+    version: str
+    commit: str  # "unknown" if it was built outside a checkout
+
+
+def packaged_kernels() -> Path | None:
+    """Return the path of the core in WebAssembly that this build of the package has; None if it has none."""
+    return KERNELS if KERNELS.is_file() else None
 
 
 def read_kernels(path: str | os.PathLike[str]) -> Kernels:
@@ -40,7 +47,7 @@ def read_kernels(path: str | os.PathLike[str]) -> Kernels:
         raise ValueError(
             f"{path} belongs to another version of selfattn: build it again, with make -C csrc wasm-library"
         )
-    return Kernels(wasm, built[2].decode())
+    return Kernels(wasm, built[2].decode(), built[3].decode())
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +76,9 @@ def live_page(
     """
     captions = in_language(texts, lang, package)
     without = f"<noscript><p>{text(captions['no script'])}</p></noscript>"
-    given = {"captions": captions, "commit": kernels.commit, **data}
+    sentence = captions["built from" if kernels.commit == "unknown" else "built from commit"]
+    built = fill(sentence, lang, version=kernels.version, commit=kernels.commit)
+    given = {"captions": captions, "built": built, **data}
     body = drawn_by_script(f"sa-{name}", lang, captions["title"], without, given, kernels.wasm)
     return kind(captions["title"], body, "", lang)
 

@@ -188,7 +188,8 @@ def test_wrong_usage(arguments, message, tmp_path, run):
 # ---- selfattn pages
 
 
-def test_all_pages_link_to_each_other(tmp_path, opened, run):
+def test_all_pages_link_to_each_other(tmp_path, opened, run, monkeypatch):
+    monkeypatch.setattr(live_pages, "KERNELS", tmp_path / "not built")
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "gpt.html").write_text("mine")
     assert "gpt.html exists and is not a page of selfattn's" in run("pages", "class", code=1).err
@@ -201,9 +202,8 @@ def test_all_pages_link_to_each_other(tmp_path, opened, run):
         ("old", "belongs to another version of selfattn"),
     ):
         assert message in run("pages", "class", "--kernels", f"{name}.wasm", code=1).err
-    assert (
-        "all pages but the live ones, which need --kernels FILE.wasm" in run("pages", "class", "--open").err
-    )
+    (line,) = run("pages", "class", "--open").err.splitlines()
+    assert "all pages but the live ones" in line and "install clang-14, lld-14" in line
     assert opened == [(tmp_path / "class" / "index.html").as_uri()]
     start, *others = sorted((tmp_path / "class").iterdir(), key=lambda path: path.name != "index.html")
     links = [a["href"] for tag, a in Reader(start.read_text(encoding="utf-8")).elements if tag == "a"]
@@ -213,13 +213,22 @@ def test_all_pages_link_to_each_other(tmp_path, opened, run):
         assert [a["href"] for tag, a in elements if tag == "link" and a["rel"] == "up"] == ["index.html"]
 
 
-def test_live_pages_need_the_kernels(tmp_path, run):
+def test_live_pages_are_of_the_packages_kernels_or_of_those_given(tmp_path, run, monkeypatch):
     """Only a browser runs the kernels: pages know them by how their file begins, and by what it says."""
-    kernels = tmp_path / "kernels.wasm"
-    kernels.write_bytes(b"\0asm selfattn kernels %b of commit abc" % live_pages.INTERFACE)
+    for name, said in (("package", b"1.2.0, commit unknown"), ("given", b"1.2.1, commit abc-changed")):
+        content = b"\0asm selfattn kernels %b of %b\0" % (live_pages.INTERFACE, said)
+        (tmp_path / f"{name}.wasm").write_bytes(content)
+    monkeypatch.setattr(live_pages, "KERNELS", tmp_path / "not built")
     run("pages", tmp_path / "plain")
-    run("pages", tmp_path / "live", "--kernels", kernels)
-    plain, live = ({path.name for path in (tmp_path / name).iterdir()} for name in ("plain", "live"))
-    assert live - plain == {"training.html", "playground.html"} and plain < live
-    start = Reader((tmp_path / "live/index.html").read_text(encoding="utf-8"))
-    assert {a["href"] for tag, a in start.elements if tag == "a"} == live - {"index.html"}
+    monkeypatch.setattr(live_pages, "KERNELS", tmp_path / "package.wasm")
+    assert run("pages", tmp_path / "package").err == ""
+    run("pages", tmp_path / "given", "--kernels", tmp_path / "given.wasm")
+    names = ("plain", "package", "given")
+    plain, package, given = ({path.name for path in (tmp_path / name).iterdir()} for name in names)
+    assert package - plain == {"training.html", "playground.html"} and plain < package == given
+    start = Reader((tmp_path / "package/index.html").read_text(encoding="utf-8"))
+    assert {a["href"] for tag, a in start.elements if tag == "a"} == package - {"index.html"}
+    for page in package - plain:
+        for name, built in (("package", "1.2.0."), ("given", "1.2.1, commit abc-changed.")):
+            html = (tmp_path / name / page).read_text(encoding="utf-8")
+            assert f'"built":"Computed in this tab by the kernels of selfattn {built}"' in html

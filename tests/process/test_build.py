@@ -1,9 +1,11 @@
-"""Which files a second build compiles: setup.py's `Objects` on a small project, with a real compiler."""
+"""What setup.py builds of a small project: the files that it compiles again, and the core in WebAssembly."""
 
 import os
 import runpy
 import shutil
+import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -144,3 +146,84 @@ def test_an_edit_while_the_compiler_runs_is_seen_by_the_next_build(setup):
     build.then = lambda: None
     assert build() == ["a.c"]
     assert build() == []
+
+
+# ---- the core in WebAssembly, with programs in place of Clang and make
+
+WASM = Path("selfattn/views/data/selfattn.wasm")
+
+
+@pytest.fixture
+def programs(setup, monkeypatch, tmp_path):
+    """Let PATH have a make that writes the wasm, and a Clang that links what `clang` returns; return the PATH."""
+    WASM.parent.mkdir(parents=True)
+    Path("bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+    def program(name, script):
+        path = Path("bin", name)
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
+        path.chmod(0o755)
+
+    program("make", 'echo "$@" >asked && echo new >csrc/build/selfattn.wasm')
+    return program
+
+
+def test_the_core_in_webassembly_is_built_where_clang_links_it(setup, programs, capfd):
+    make_wasm = setup["make_wasm"]
+    for clang, message in (
+        (None, "there is no clang-14 (Debian: "),
+        ("exit 1", "clang-14 links no WebAssembly"),
+    ):
+        if clang:
+            programs("clang-14", clang)
+        make_wasm()
+        (line,) = capfd.readouterr().err.splitlines()
+        assert line.startswith("selfattn is built without live pages: ") and message in line
+        assert "wasi-libc" in line and not WASM.exists()
+    programs("clang-14", "exit 0")
+    make_wasm()
+    assert WASM.read_text() == "new\n" and "wasm-library" in Path("asked").read_text()
+    programs("make", "exit 2")
+    WASM.unlink()
+    with pytest.raises(SystemExit, match="does not compile"):
+        make_wasm()
+
+
+def test_a_core_in_webassembly_that_others_have_built_is_taken(setup, programs, capfd):
+    WASM.write_text("of an sdist")
+    programs("clang-14", "exit 0")
+    setup["make_wasm"]()
+    assert WASM.read_text() == "of an sdist"
+    Path(".git").touch()  # a checkout, whose sources may be newer
+    programs("clang-14", "exit 1")
+    setup["make_wasm"]()
+    assert WASM.read_text() == "of an sdist" and capfd.readouterr().err == ""
+    programs("clang-14", "exit 0")
+    setup["make_wasm"]()
+    assert WASM.read_text() == "new\n"
+
+
+def test_sdists_and_builds_have_the_core_in_webassembly(setup, programs):
+    programs("clang-14", "exit 0")
+    shutil.copy(SETUP.with_name("pyproject.toml"), ".")
+    shutil.copy(SETUP, ".")
+    for path in SETUP.parent.glob("LICENSE*"):
+        shutil.copy(path, ".")
+    for path in (
+        "README.md",
+        "csrc/Makefile",
+        "csrc/wasm/api.c",
+        "selfattn/__init__.py",
+        "selfattn/views/__init__.py",
+    ):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).touch()
+    Path("selfattn/_version.py").write_text('__version__ = "1.2.3"\n')
+    for command in (["sdist"], ["build_py", "-d", "built"]):
+        WASM.unlink(missing_ok=True)
+        subprocess.run([sys.executable, "setup.py", "-q", *command], check=True)
+    assert Path("built", WASM).read_text() == "new\n"
+    with tarfile.open("dist/selfattn-1.2.3.tar.gz") as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {str(WASM), "LICENSE-wasi-libc", "csrc/Makefile", "csrc/wasm/api.c"} <= names

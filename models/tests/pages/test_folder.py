@@ -3,14 +3,17 @@
 import pytest
 from pages import Reader
 
+from selfattn.views import live_pages
+
 LESSONS = ["first_principles", "sentence_embeddings", "basics_notebook", "illustrated", "attention_module"]
 OF_THE_CORE = [name + end for name in LESSONS for end in ("", "_exercise")] + ["gpt"]
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_all_pages_are_written_and_link_to_each_other(live, tmp_path, request, run):
-    kernels = ["--kernels", request.getfixturevalue("kernels")] if live else []
-    run("pages", tmp_path / "class", *kernels)
+def test_all_pages_are_written_and_link_to_each_other(live, tmp_path, request, run, monkeypatch):
+    kernels = request.getfixturevalue("kernels") if live else tmp_path / "not built"
+    monkeypatch.setattr(live_pages, "KERNELS", kernels)
+    run("pages", tmp_path / "class")
     names = [*OF_THE_CORE, "explorer"]
     if live:
         names += ["training", "playground", "encoder", "language_model"]

@@ -93,7 +93,6 @@ class Kernel {
   /** @param {any} core */
   constructor(core) {
     this.core = core;
-    this.commit = this.text(core.built_from()).split(" ").at(-1) ?? "";
     /** @type {Record<string, { value: number, kind: string }>} offsets, sizes and constants by their names */
     this.layout = {};
     for (let at = core.layout(); this.view.getUint32(at, true); at += 12) {

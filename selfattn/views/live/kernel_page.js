@@ -12,11 +12,7 @@ class KernelPage {
     this.captions = /** @type {Record<string, string>} */ (data.captions);
     this.worker = new KernelWorker(wasm);
     this.status = element("span", { className: "sa-soft", role: "status" });
-    this.built = element(
-      "p",
-      { className: "sa-soft sa-built" },
-      filled(data.captions["built from"], { commit: data.commit }),
-    );
+    this.built = element("p", { className: "sa-soft sa-built" }, data.built);
   }
 
   /** @type {(look: HTMLElement) => HTMLElement} the first line */

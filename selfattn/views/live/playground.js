@@ -276,10 +276,10 @@ class Playground {
 
   /**
    * @param {HTMLElement} root
-   * @param {{ captions: Record<string, string>, commit: string }} data
+   * @param {{ captions: Record<string, string>, built: string }} data
    * @param {ArrayBuffer} wasm
    */
-  constructor(root, { captions, commit }, wasm) {
+  constructor(root, { captions, built }, wasm) {
     this.root = root;
     this.captions = captions;
     this.worker = new KernelWorker(wasm);
@@ -360,7 +360,7 @@ class Playground {
           ),
         ),
       ),
-      element("p", { className: "sa-soft" }, filled(captions["built from"], { commit: commit.slice(0, 12) })),
+      element("p", { className: "sa-soft" }, built),
     );
     this.compute();
   }
