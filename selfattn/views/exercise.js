@@ -1,20 +1,24 @@
 /*
  * An exercise: blanks to fill in, in the strip of the first screen or in the stages, checked against the answers; how
- * many are left; buttons that reveal them; and for paper a list of the strip's blanks.
+ * many are left; buttons that reveal them; and for paper a list of those that it shows, and of their answers.
  */
+
+/** @typedef {{ node: NodeOfPage, i: number, j: number }} Blank */
+/** @typedef {Blank & { name: () => Child[], answer: string }} Line a blank in words, and what is to be filled in */
 
 class Exercise {
   /** @param {View} view */
   constructor(view) {
     this.view = view;
-    /** @type {{ node: NodeOfPage, i: number, j: number }[]} */
+    /** @type {Blank[]} */
     this.blanks = view.numbers.nodes
       .flatMap((node) => (node.blanks ?? []).map((j, i) => ({ node, i, j })))
       .filter(({ node, i, j }) => view.shownAs(node, i, j).length);
     for (const { node, i, j } of this.blanks) this.addField(node, i, j);
     this.left = element("p", { className: "sa-left", role: "status" });
     this.sheet = element("div", { className: "sa-sheet" });
-    if (view.root.querySelector(".sa-answers")) this.addButtons();
+    this.answers = view.root.querySelector(".sa-answers");
+    if (this.answers) this.addButtons();
   }
 
   /** @type {(node: NodeOfPage, i: number, j: number) => void} */
@@ -50,36 +54,56 @@ class Exercise {
     }
   }
 
-  /** @param {string} [said] about a guess. Say this and how many blanks are left, and list the strip's for paper. */
+  /** @param {string} [said] about a guess. Say this and how many blanks are left; list them and all answers. */
   count(said = "") {
-    const { words, screen } = this.view, left = this.blanks.filter(({ node, i }) => !node.revealed.has(i));
-    this.left.textContent =
-      `${said} ` + words.fill(left.length ? "left" : "none left", { n: left.length, all: this.blanks.length });
-    this.sheet.replaceChildren(
-      ...(screen?.sides ?? []).flatMap((side) => [
-        element("h4", {}, screen?.sideName(side) ?? ""),
-        element(
-          "ul",
-          {},
-          ...ROLES.flatMap((role) =>
-            left
-              .filter(({ node }) => screen?.heads.some((head) => head.side === side && head.nodes[role] === node.id))
-              .map(({ node, i, j }) =>
-                element(
-                  "li",
-                  {},
-                  node.where,
-                  `${NAMES[role]}[`,
-                  wordOf(words.label(node.rows, i)),
-                  ", ",
-                  wordOf(words.label(node.columns, j)),
-                  "] = ",
-                ),
-              ),
-          ),
-        ),
-      ]),
-    );
+    const summary = this.answers?.querySelector("summary");
+    if (!summary) return;
+    const parts = this.parts(), asked = parts.flatMap(({ lines }) => lines);
+    const isLeft = (/** @type {Blank} */ { node, i }) => !node.revealed.has(i);
+    const n = asked.filter(isLeft).length;
+    this.left.textContent = `${said} ` + this.view.words.fill(n ? "left" : "none left", { n, all: asked.length });
+    const list = (/** @type {(line: Line) => Child[]} */ written) =>
+      parts.flatMap(({ title, lines }) => {
+        const items = lines.map((line) => written(line)).filter(({ length }) => length);
+        return items.length
+          ? [element("h4", {}, title), element("ul", {}, ...items.map((item) => element("li", {}, ...item)))]
+          : [];
+      });
+    this.sheet.replaceChildren(...list((line) => (isLeft(line) ? [...line.name(), " = "] : [])));
+    this.answers?.replaceChildren(summary, ...list(({ name, answer }) => [...name(), " = ", answer]));
+  }
+
+  /** What has blanks that the reader sees: the strip, with its names and decimals, and open stages. */
+  parts() {
+    const { words, screen, stages } = this.view, sides = screen?.sides ?? [];
+    const parts = sides.map((side) => ({
+      title: screen?.sideName(side) ?? "",
+      lines: ROLES.flatMap((role) =>
+        this.blanks
+          .filter(({ node }) => screen?.nodeOf(side, role) === node && screen.heatOf(side, role) instanceof Heat)
+          .map((blank) => ({
+            ...blank,
+            name: () => words.name(blank, true, screen?.nameOf(role)),
+            answer: brief(blank.node.now.at(blank.i, blank.j), Math.min(SHORT, blank.node.digits)),
+          })),
+      ),
+    }));
+    const listed = new Set(parts.flatMap(({ lines }) => lines.map(({ node }) => node)));
+    for (const stage of stages) {
+      if ("closed" in stage.dataset) continue;
+      const own = this.blanks.filter(
+        ({ node, i, j }) => !listed.has(node) && this.view.shownAs(node, i, j).some((td) => stageOf(td) === stage),
+      );
+      for (const { node } of own) listed.add(node);
+      const lines = own.map((blank) => {
+        const { node, i, j } = blank, side = Number(node.id.endsWith("~1"));
+        const of = sides.length > 1 ? ` (${screen?.sideName(side)})` : "";
+        const answer = words.write(node.now.at(i, j), node.digits);
+        return { ...blank, name: () => [...words.name(blank, true, node.name), of], answer };
+      });
+      parts.push({ title: stage.querySelector(".sa-fold")?.textContent ?? "", lines });
+    }
+    return parts;
   }
 
   /**

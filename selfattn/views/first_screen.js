@@ -116,6 +116,11 @@ class FirstScreen {
     return id === undefined ? null : this.view.numbers.node(id);
   }
 
+  /** @type {(side: number, role: string) => Heat | HeatMap | undefined} its matrix in the strip */
+  heatOf(side, role) {
+    return this.matrices?.get(`${side} ${role}`);
+  }
+
   /** @param {number} side */
   sideName(side) {
     const { texts, labels } = this.view;
@@ -182,6 +187,7 @@ class FirstScreen {
     this.buildKnobs();
     this.fitted = -1;
     this.fit();
+    this.view.exercise?.count();
   }
 
   /** Fill the strip: each matrix in its column or, grouped, in as many lines as there is room for. */
@@ -523,7 +529,7 @@ class FirstScreen {
       const nodes = this.sides.flatMap((side) => this.nodeOf(side, role) ?? []);
       const size = role === "weights" ? 1 : Math.max(0, ...nodes.map((node) => largest(this.seen(node).data))) || 1;
       for (const side of this.sides) {
-        const node = this.nodeOf(side, role), made = this.matrices?.get(`${side} ${role}`);
+        const node = this.nodeOf(side, role), made = this.heatOf(side, role);
         if (!node || !made) continue;
         const own = ["key", "value"].includes(role) && this.ribbons[side].options.crossed ? -1 : row;
         if (made instanceof Heat) {
@@ -647,14 +653,14 @@ class FirstScreen {
     const marked = new Map();
     for (const [, source, i, j] of this.reached(node, place)) {
       for (const other of ROLES) {
-        const made = this.matrices?.get(`${side} ${other}`);
+        const made = this.heatOf(side, other);
         if (this.nodeOf(side, other) === source && source !== node && made instanceof Heat) {
           marked.set(made, [...(marked.get(made) ?? []), { i, j }]);
         }
       }
     }
     for (const [made, places] of marked) made.mark(null, places);
-    const here = this.matrices?.get(`${side} ${role}`);
+    const here = this.heatOf(side, role);
     if (here instanceof Heat) here.mark(place, marked.get(here));
     const all = role === "scores" ? this.chain(node) : [node];
     const guessed = numbers.hidden(node, place.i, place.j);

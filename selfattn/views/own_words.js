@@ -256,8 +256,6 @@ function withWords(html, wanted) {
       element("p", { className: "sa-note" }, filled(texts["abridged queries"], { shown: MOST_PAIRS, all: longest })),
     );
   }
-  // A sheet with answers for other words; buttons reveal these.
-  root.querySelector(".sa-answers")?.toggleAttribute("hidden", true);
   return root;
 }
 

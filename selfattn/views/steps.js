@@ -40,6 +40,7 @@ class View {
     root.querySelector(".sa-still")?.remove();
     this.screen = data.heads.length ? new FirstScreen(this, data.heads) : null;
     if (this.screen) this.details.before(this.screen.dock, this.screen.node);
+    /** @type {Exercise | undefined} */
     this.exercise = new Exercise(this);
     this.listen();
     this.walk.follow("");
@@ -189,6 +190,7 @@ class View {
     this.openButton?.replaceChildren(
       this.texts[this.stages.some((each) => "closed" in each.dataset) ? "open all" : "close all"],
     );
+    this.exercise?.count();
   }
 
   /** @param {string} name of a stage to open and go to */
@@ -277,6 +279,7 @@ class View {
     this.drawLegends();
     for (const [node, slider] of this.sliders ?? []) slider.value = String(node.now.at(0, 0));
     this.screen?.draw();
+    this.exercise?.count();
   }
 
   /** @param {NodeOfPage} node */

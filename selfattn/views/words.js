@@ -24,10 +24,11 @@ class Words {
   }
 
   /**
-   * The name of a number, such as head 0: scores[bank, river], as elements; `head` false leaves the head out.
-   * @type {(cell: Cell, head?: boolean) => Child[]}
+   * The name of a number, such as head 0: scores[bank, river], as elements; `head` false leaves the head out. On
+   * a sheet its matrix is `called` so, and words that are there twice have their places.
+   * @type {(cell: Cell, head?: boolean, called?: string) => Child[]}
    */
-  name({ node, difference, i, j }, head = true) {
+  name({ node, difference, i, j }, head = true, called = "") {
     const first = node ?? difference?.a, second = node ?? difference?.b;
     if (!first || !second) return [];
     /** @type {Child[]} */
@@ -35,9 +36,11 @@ class Words {
     for (const [axis, index] of /** @type {const} */ ([["rows", i], ["columns", j]])) {
       if (first[axis] === "one") continue;
       const [x, y] = [this.label(first[axis], index), this.label(second[axis], index)];
-      inside.push(inside.length ? ", " : "", element("bdi", {}, x === y ? x : `${x} → ${y}`));
+      const all = called && this.labels[first[axis]];
+      const place = all && all.indexOf(x) !== all.lastIndexOf(x) ? ` (${index})` : "";
+      inside.push(inside.length ? ", " : "", element("bdi", {}, x === y ? x : `${x} → ${y}`), place);
     }
-    const name = (difference ? `${this.texts.difference}: ` : "") + (head ? first.where : "") + first.name;
+    const name = (difference ? `${this.texts.difference}: ` : "") + (head ? first.where : "") + (called || first.name);
     return inside.length ? [name, "[", ...inside, "]"] : [name];
   }
 

@@ -278,7 +278,7 @@ class Ribbons {
       this.state
     );
     const to = selected.kind === "to", n = to ? weights.columns : weights.rows;
-    const line = 14.5 * type;
+    const line = 16 * type;
     const all = range(n).map((k) => {
       const [i, j] = to ? [selected.index, k] : [k, selected.index];
       const ribbon = laid.ribbons[i]?.[j], value = weights.at(i, j);
