@@ -12,6 +12,7 @@
  * @property {[string, number, number, number][]} before changes: node, row, column, value
  * @property {[string, number, number, number][]} after more changes once the answer is open
  * @property {string} hide what is hidden until the answer is open: "scores", "weights", "output", or ""
+ * @property {string} opens what it names, and so shows: "knobs", "strip", "details" and a stage
  */
 /**
  * A page that was joined with others: its first view.
@@ -160,15 +161,25 @@ class Lesson {
       tab.tabIndex = each === view ? 0 : -1;
     });
     for (const { tour } of this.homes) if (tour) tour.node.hidden = this.written !== null || tour !== this.tour;
-    this.root.dataset.hide =
-      this.tour && !this.written && !this.tour.open
-        ? /** @type {LessonStop} */ (/** @type {unknown} */ (this.tour.stops[this.tour.at])).hide
-        : "";
+    const { tour } = this, stop = tour && !this.written ? tour.stops[tour.at] : undefined;
+    this.ask(/** @type {(Stop & LessonStop) | undefined} */ (stop) ?? null, !!tour?.open);
     this.look.replaceChildren(
       ...phrase(view.texts.look),
       ...(view.texts["made up"] ? [" ", element("span", { className: "sa-made-up" }, view.texts["made up"])] : []),
     );
     view.screen?.draw();
+  }
+
+  /** @type {(stop: LessonStop | null, open: boolean) => void} hide what answers its question, show what it names */
+  ask(stop, open) {
+    const { root, shown } = this, opens = stop?.opens ?? "", named = opens.split(" ");
+    root.toggleAttribute("data-asking", stop !== null && !open);
+    root.dataset.hide = stop && !open ? stop.hide : "";
+    root.dataset.opened = opens;
+    for (const stage of shown?.stages ?? []) {
+      const isNamed = named.includes(stage.dataset.stage ?? "");
+      if (isNamed || root.hasAttribute("data-first")) shown?.open(stage, isNamed);
+    }
   }
 
   /** @param {View} view whose tab is chosen */
@@ -249,7 +260,7 @@ class Lesson {
     if (stop && !open) this.toTop();
     const view = stop ? this.views[stop.view] : first ? this.views[first] : this.first;
     this.show(view);
-    this.root.dataset.hide = stop && !open ? stop.hide : "";
+    this.ask(stop, open);
     view.set(stop ? [...stop.before, ...(open ? stop.after : [])] : []);
     if (stop) view.screen?.choose(stop);
     else for (const { screen } of this.views) screen?.restart();

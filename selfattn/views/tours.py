@@ -32,6 +32,9 @@ class Stop:
     before: tuple[Change, ...] = ()  # changes from the question on
     after: tuple[Change, ...] = ()  # more changes from the answer on
     hide: str = ""  # hidden until the answer: "scores", "weights" or "output"
+    opens: str = (
+        ""  # what the stop names, which the tour shows with it: "knobs", "strip" or "details" and a stage
+    )
     stage: int = 0  # how many stages the way back shows
     when: bool = True  # whether what it says is so: else the tour leaves it out
 
@@ -159,10 +162,11 @@ def first_principles(
             "a value (V: what it hands over). Which of them decide how thick the ribbons are?",
             ("Q and K", "K and V", "all three"),
             0,
-            "Q and K. V does not change the weights. Try it: open V below, change a number of W_value, "
+            "Q and K. V does not change the weights. Try it below: change a number of W_value, "
             "and no ribbon changes.",
             view=2,
             word=bank,
+            opens="details value",
         ),
         Stop(
             "Take the scale away",
@@ -173,6 +177,7 @@ def first_principles(
             "Move the scale to 0 (all weights are equal), then to 8 (*bank* keeps {sharp}).",
             view=2,
             word=bank,
+            opens="knobs",
             after=(("scale", 0, 0, 1.0),),
             when=argmax(projected.scores[bank]) == bank
             and plain_number(bare[bank]) > plain_number(projected.weights[bank][bank]),
@@ -187,7 +192,7 @@ def first_principles(
             "something.",
             view=3,
             word=bank,
-            hide="output",
+            hide="weights",
             when=float(np.ptp(random)) < HARDLY,
         ),
         alone=", ".join(plain_number(x) for x in alone),
@@ -268,6 +273,7 @@ def sentence_embeddings(
             "opposite. See the last matrix of the strip.",
             view=1,
             word=bank,
+            opens="strip",
             hide="output",
             when=same > 0.995 and apart < -0.5,
         ),
@@ -374,6 +380,7 @@ def basics_notebook(steps: Callable[..., Any], words: list[str], lang: str) -> l
             "Both, in proportion: {sky} became {sky_closed}, and {twin} became {is_closed}. A row adds up "
             "to 1 again. (It is a cell of the mask, in the stage *Masked scores* below.)",
             word=sky,
+            opens="details masked_scores",
             after=(("mask", sky, blue, 0.0),),
         ),
         Stop(
@@ -504,6 +511,7 @@ def illustrated(steps: Callable[..., Any], rounded: Any, lang: str) -> list[Stop
             "No: the rounded weights are given, so only V changes. Now the switch is at *real softmax*, "
             "and every edit changes the output.",
             word=0,
+            opens="knobs strip",
             after=softmax,
         ),
         query=", ".join(map(str, q[0])),
@@ -592,6 +600,7 @@ def attention_module(steps: Callable[..., Any], tokens: list[str], lang: str) ->
             view=1,
             word=love,
             head="0",
+            hide="weights",
         ),
         Stop(
             "Nothing left",

@@ -270,9 +270,7 @@ def _basics_notebook(texts: Texts | None, exercise: bool, lang: str) -> Page:
             word="sky",
             tab="Two heads",
             made_up=made,
-            look=own
-            or "*Look for this:* each head sees one column, and their weights for *sky* differ: switch "
-            "between head 0 and head 1.",
+            look=own or "*Look for this:* each head sees one column, and their weights for *sky* differ.",
         ),
     ]
     tour = None if texts else lambda: tours.basics_notebook(steps, shown[0], lang)
@@ -310,7 +308,7 @@ def _illustrated(texts: Texts | None, exercise: bool, lang: str) -> Page:
         tab="Whole numbers",
         look=own
         or "*Look for this:* all inputs attend most to *input 2*, whose key is the longest. The tutorial "
-        "rounds the weights by hand: switch to the real softmax.",
+        "rounds the weights by hand.",
         replaced_weights="The author continues with these weights, rounded by hand, instead of the "
         "softmax. use_given switches between the two: 1 or 0.",
         as_given="rounded as printed",

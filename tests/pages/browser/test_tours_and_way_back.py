@@ -181,6 +181,49 @@ def test_every_stop_asks_hides_and_reveals(visit, name):
     assert page.locator(".sa-screen >> visible=true").inner_text() == before
 
 
+VISIBLE = """() => {
+    const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) {
+        const { parentElement } = walk.currentNode;
+        const shown = parentElement.checkVisibility({ visibilityProperty: true });
+        if (shown && !parentElement.closest(".sa-tour, script")) found.push(walk.currentNode.data);
+    }
+    return found.join(" ");
+}"""
+NAMED = {  # what a sentence names: what must be on the screen
+    "the strip": ".sa-strip",
+    "the scale to": ".sa-knobs input[type=range]",
+    "of W_value": "table[data-node=W_value]",
+    "stage Masked scores": "table[data-node=mask]",
+    "a number of x": ".sa-strip table[aria-label^='x,']",
+    "the switch is at": ".sa-knobs button[data-value]",
+}
+
+
+def test_no_stop_shows_its_answer_before_it_is_given_and_each_shows_what_it_names(visit):
+    named = set()
+    for name in views.TUTORIAL_PAGES:
+        made = views.tutorial_page(name)
+        page = visit(made.html, unfold=False)
+        for stop in made.tour:
+            page.locator(".sa-lesson [data-do='tour next']").click()
+            shown, shot = page.evaluate(VISIBLE), page.locator(".sa-steps:not([data-hidden])")
+            answer, given = (text.replace("*", "") for text in (stop.options[stop.right], stop.ask))
+            # "0.39 became 0.43": what was before is on the screen.
+            for number in re.findall(r"\d\.\d\d+(?! became| was|\d)", answer + stop.reveal):
+                assert number in given or number not in shown, (name, stop.name, number)
+            if " " in answer and answer not in shot.locator(".sa-token").all_text_contents():
+                assert answer not in shown, (name, stop.name)
+            assert "Look for this" not in shown and "gives weight" not in shown, (name, stop.name)
+            page.locator(".sa-guesses button").first.click()
+            assert "Look for this" in page.evaluate(VISIBLE)
+            for words, selector in NAMED.items():
+                if words in f"{stop.ask} {stop.reveal}".replace("*", ""):
+                    assert shot.locator(selector).first.is_visible(), (name, stop.name, words)
+                    named.add(words)
+    assert named == NAMED.keys()
+
+
 def test_keys_play_and_speed(visit):
     page = visit(views.tutorial_page("illustrated").html, unfold=False)
     page.clock.install()
