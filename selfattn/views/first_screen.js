@@ -20,12 +20,15 @@ const MOST_PARTS = 3; // words that a sentence names; one more if those are all
 const WIDEST = 7; // a matrix of more than WIDEST + 1 columns is a picture
 const NEAR = 12; // the marked word is one of these first words, so that it is in sight
 const HIGH = 235; // pixels for the words of one text, until each has the least height
+const FULL = 0.97; // of a screen, which the words fill, but for CAPTION
+const CAPTION = 4.5; // letters' sizes that are kept for captions
 const SHORT = 2; // decimals
 
 class FirstScreen {
   /** @type {Chosen | null} */ hovered = null;
   grouped = false; // the strip
   fitted = -1; // the width for which the strip was filled
+  /** @type {{ size: string, room: number } | undefined} */ measured = undefined;
   /** @type {Record<string, string[]>[] | undefined} of both sides */ colours = undefined;
 
   /** @param {View} view @param {HeadData[]} heads */
@@ -138,6 +141,7 @@ class FirstScreen {
       side,
       small,
       high: HIGH,
+      ...(small ? {} : { room: () => this.room() }),
       crossed: keys !== queries && keys.join("\n") !== queries.join("\n"),
       name: `${texts.screen}: ${this.sideName(side)}`,
       ends, heading, point: (chosen, pin) => this.point(chosen, pin),
@@ -145,6 +149,21 @@ class FirstScreen {
     if (Math.max(keys.length, queries.length) > 16) made.node.classList.add("sa-many");
     if (!small) made.caption.ariaLive = "polite";
     return made;
+  }
+
+  /** Pixels that a text's words have, if the picture is alone on a screen: the same until the screen changes. */
+  room() {
+    const { view, see } = this, { root } = view.lesson, [first] = this.ribbons ?? [];
+    const isAlone = view.alone && root.matches("[data-first]:not([data-paper])") && !root.dataset.opened;
+    if (!isAlone || !first?.field.clientWidth) return 0;
+    const size = `${innerWidth} ${innerHeight} ${getComputedStyle(first.field).fontSize}`;
+    if (this.measured?.size === size) return this.measured.room;
+    const top = first.field.getBoundingClientRect().top + scrollY, type = parseFloat(size.split(" ")[2]);
+    const left = FULL * innerHeight - top - CAPTION * type;
+    const isWide = getComputedStyle(see).gridTemplateColumns.includes(" "); // what is below one another is not grown
+    const room = isWide && left > (HIGH * type) / 16 ? left : 0;
+    this.measured = { size, room };
+    return room;
   }
 
   /** @type {(chosen: Chosen | null, pin: boolean) => void} */

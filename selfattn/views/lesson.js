@@ -107,6 +107,7 @@ class Lesson {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     this.show(this.first);
     if ("alone" in root.dataset) {
+      window.addEventListener("resize", () => this.redraw());
       // newURL, since the page may have changed the address in the meantime.
       window.addEventListener("hashchange", (event) => this.goToHash(new URL(event.newURL).hash));
       this.goToHash(location.hash);
@@ -142,6 +143,7 @@ class Lesson {
   showAll(all) {
     this.root.toggleAttribute("data-first", !all);
     this.whole.ariaPressed = String(all);
+    this.shown?.screen?.draw();
   }
 
   /** The view that is shown first. */

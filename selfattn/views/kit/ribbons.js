@@ -16,6 +16,7 @@
  * @property {{ from: string, to: string }} ends descriptions of the words at the left and right
  * @property {HTMLElement} [heading] between the descriptions; without it only screen readers have these
  * @property {number} [high] pixels for all words, until each has the least height
+ * @property {() => number} [room] pixels that all words are to fill; 0: there is no room to fill
  * @property {boolean} [crossed] keys and queries are of different texts: no ribbon is a word's own
  * @property {(selection: Chosen | null, pin: boolean) => void} point a word is pointed at, or chosen
  */
@@ -190,12 +191,13 @@ class Ribbons {
     this.width = this.field.clientWidth || 500;
     const narrow = !small && this.width < NARROW,
       least = (narrow ? TOUCHED : LEAST) * type,
-      fair = ((this.options.high ?? MOST_HIGH) * type) / n;
-    const whole = small ? SMALL_UNIT : narrow ? 0.7 * UNIT : UNIT;
+      filled = this.options.room?.() ?? 0,
+      fair = (filled || (this.options.high ?? MOST_HIGH) * type) / n;
+    const whole = small ? SMALL_UNIT : filled ? Infinity : narrow ? 0.7 * UNIT : UNIT;
     const unit = small
       ? Math.max(3, Math.min(whole * type, (SMALL_UNIT * 3.3 * type) / n))
       : Math.max(least - 3, Math.min(whole * type, 0.8 * fair));
-    const gap = small ? 2 : Math.max(3, Math.min(GAP * type, 0.25 * unit));
+    const gap = small ? 2 : Math.max(3, Math.min(filled || GAP * type, 0.25 * unit));
     const most = 0.3 * this.width;
     const room = (/** @type {HTMLElement[]} */ words) =>
       Math.min(most, Math.max(0, ...words.map((word) => word.offsetWidth))) + 4;

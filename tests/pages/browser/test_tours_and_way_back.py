@@ -224,6 +224,31 @@ def test_no_stop_shows_its_answer_before_it_is_given_and_each_shows_what_it_name
     assert named == NAMED.keys()
 
 
+FIRST_SCREEN = """() => {
+    const screen = document.querySelector(".sa-steps:not([data-hidden]) .sa-screen");
+    const words = [...screen.querySelectorAll(".sa-token")];
+    return {
+        filled: screen.getBoundingClientRect().bottom / innerHeight,
+        type: parseFloat(getComputedStyle(words[0].parentElement).fontSize),
+        cut: words.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent),
+        widths: [...screen.querySelectorAll(".sa-see .sa-field")].map((e) => e.clientWidth),
+        scrolls: document.documentElement.scrollWidth > innerWidth,
+    };
+}"""
+
+
+@pytest.mark.parametrize("name", views.TUTORIAL_PAGES)
+def test_the_picture_fills_a_screen_and_no_word_is_cut(visit, name):
+    page = visit(views.tutorial_page(name).html, unfold=False)
+    for width, height in ((390, 844), (760, 1000), (820, 1180), (1020, 700), (1280, 800), (1920, 1080)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(100)  # observers of sizes draw again
+        found = page.evaluate(FIRST_SCREEN)
+        assert not found["cut"] and not found["scrolls"] and min(found["widths"]) > 330, (width, found)
+        if width >= 1280:
+            assert 0.8 <= found["filled"] <= 1 and found["type"] >= 0.019 * height, (width, found)
+
+
 def test_keys_play_and_speed(visit):
     page = visit(views.tutorial_page("illustrated").html, unfold=False)
     page.clock.install()
