@@ -435,10 +435,10 @@ const isMark = (/** @type {string} */ token) =>
   isSpecial(token) || NO_WORD.test(token.replace(/^[␣Ġ▁#]+|[␣Ġ▁#]+$/g, ""));
 
 /**
- * The kind of each pair, and the rows that count: `_plan` of views/heads.py.
- * @type {(tokens: string[]) => { kinds: Uint8Array, rows: number[] }}
+ * The kind of each pair, and the rows that count: `_plan` of pages/heads.py.
+ * @type {(tokens: string[], isCausal: boolean) => { kinds: Uint8Array, rows: number[] }}
  */
-function planOf(tokens) {
+function planOf(tokens, isCausal) {
   const n = tokens.length, special = tokens.map(isSpecial), mark = tokens.map(isMark), kinds = new Uint8Array(n * n);
   for (let i = 0; i < n; i++) {
     for (let j = 0; j < n; j++) {
@@ -446,16 +446,18 @@ function planOf(tokens) {
         i === j ? 0 : j === 0 ? 1 : special[j] ? 2 : mark[j] ? 3 : j === i - 1 ? 4 : j === i + 1 ? 5 : 6;
     }
   }
-  const words = range(n).filter((i) => !mark[i]), apart = words.filter((i) => i > 0 && !mark[i - 1] && !mark[i + 1]);
+  const words = range(n).filter((i) => !mark[i]),
+    apart = words.filter((i) => i > 0 && !mark[i - 1] && (isCausal || !mark[i + 1]));
   return { kinds, rows: apart.length ? apart : words.length ? words : range(n) };
 }
 
 /**
- * `habits` of views/heads.py, over all texts.
- * @type {(texts: { tokens: string[], weights: Float32Array }[], heads: number[]) => Habit[][]}
+ * `habits` of pages/heads.py, over all texts; in a causal model a word has no later keys among which it could choose.
+ * @type {(texts: { tokens: string[], weights: Float32Array }[], heads: number[], isCausal?: boolean) => Habit[][]}
  */
-function habitsOf(texts, heads) {
-  const plans = texts.map(({ tokens }) => planOf(tokens)), count = dot(plans.length, (t) => plans[t].rows.length);
+function habitsOf(texts, heads, isCausal = false) {
+  const plans = texts.map(({ tokens }) => planOf(tokens, isCausal)),
+    count = dot(plans.length, (t) => plans[t].rows.length);
   let from = 0;
   return heads.map((own) =>
     range(own).map(() => {
@@ -463,9 +465,9 @@ function habitsOf(texts, heads) {
         head = from++;
       let entropy = 0;
       texts.forEach(({ tokens: { length: n }, weights }, t) => {
-        const scale = 1 / (Math.log(Math.max(n, 2)) * count),
-          { kinds, rows } = plans[t];
+        const { kinds, rows } = plans[t];
         for (const i of rows) {
+          const scale = 1 / (Math.log(Math.max(isCausal ? i + 1 : n, 2)) * count);
           for (let j = 0, at = (head * n + i) * n; j < n; j++, at++) {
             const weight = weights[at];
             shares[kinds[i * n + j]] += weight / count;

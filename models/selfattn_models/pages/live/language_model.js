@@ -208,7 +208,7 @@ function languageJobs() {
       logits = model.logits(last(rows));
       const tokens = ids.map((id) => seen(language?.tokenizer.spelled(id) ?? "")), ms = performance.now() - begun;
       const drawn = shown
-        ? { ...storedTexts([{ tokens, weights }], heads), habits: habitsOf([{ tokens, weights }], heads) }
+        ? { ...storedTexts([{ tokens, weights }], heads), habits: habitsOf([{ tokens, weights }], heads, true) }
         : {};
       return {
         ...drawn,
