@@ -83,17 +83,14 @@ class Lesson {
     });
     const { t0, t1 } = this.views[0].labels,
       one = this.views.every(({ labels, data }) => takesWords(data) && labels.t0.join("\n") === t0.join("\n"));
+    this.reader = ownWords(this.texts, t1 ? [t0, t1] : [t0], (texts) => {
+      this.write(texts);
+      this.link();
+    });
     this.look.after(
       ...tours.map(({ node }) => node),
       this.tabs,
-      ...(one
-        ? [
-            ownWords(this.texts, t1 ? [t0, t1] : [t0], (texts) => {
-              this.write(texts);
-              this.link();
-            }),
-          ]
-        : []),
+      ...(one ? [this.reader] : []),
     );
     this.takes = one ? (t1 ? 2 : 1) : 0; // texts of the reader's own
     root.style.setProperty("--guess", JSON.stringify(this.texts["guess first"]));
@@ -121,6 +118,7 @@ class Lesson {
 
   /** @param {string[][] | null} texts the words of each text; null: those of the page, of which its tour speaks */
   write(texts) {
+    if (texts) for (const { tour } of this.homes) tour?.leave();
     const at = this.shown ? this.views.indexOf(this.shown) : 0;
     this.views = this.views.map((view, n) => {
       const root = withWords(this.plain[n], texts && { texts, known: this.known[n] ?? {}, made: new Set() });
@@ -162,8 +160,8 @@ class Lesson {
       tab.ariaSelected = String(each === view);
       tab.tabIndex = each === view ? 0 : -1;
     });
-    for (const { tour } of this.homes) if (tour) tour.node.hidden = this.written !== null || tour !== this.tour;
-    const { tour } = this, stop = tour && !this.written ? tour.stops[tour.at] : undefined;
+    for (const { tour } of this.homes) if (tour) tour.node.hidden = tour !== this.tour;
+    const { tour } = this, stop = tour?.stops[tour.at];
     this.ask(/** @type {(Stop & LessonStop) | undefined} */ (stop) ?? null, !!tour?.open);
     this.look.replaceChildren(
       ...phrase(view.texts.look),
@@ -259,6 +257,7 @@ class Lesson {
    * @type {(stop: (Stop & LessonStop) | null, open: boolean, first: number) => void}
    */
   visit(stop, open, first) {
+    if (stop && this.written) this.reader?.reset(); // the tour speaks of the page's words
     if (stop && !open) this.toTop();
     const view = stop ? this.views[stop.view] : first ? this.views[first] : this.first;
     this.show(view);

@@ -36,7 +36,7 @@
 
 // Thickness of weight 1, space between bars, least height of a word, in pixels at 16 px type.
 const UNIT = 50, SMALL_UNIT = 26, GAP = 12, LEAST = 15;
-const NARROW = 430, TOUCHED = 24; // pixels: on a phone a finger can choose each word
+const NARROW = 430, TOUCHED = 32; // pixels: on a phone a finger can choose each word
 const MOST_HIGH = 560; // the default of `high`
 const BAR = 7; // width
 const THIN = 0.25; // pixels; thinner ribbons are not drawn

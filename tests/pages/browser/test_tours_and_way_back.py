@@ -232,6 +232,8 @@ FIRST_SCREEN = """() => {
         type: parseFloat(getComputedStyle(words[0].parentElement).fontSize),
         cut: words.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent),
         widths: [...screen.querySelectorAll(".sa-see .sa-field")].map((e) => e.clientWidth),
+        buttons: Math.min(...[...document.querySelectorAll("button, select")]
+            .filter((e) => e.checkVisibility()).map((e) => e.offsetHeight)),
         scrolls: document.documentElement.scrollWidth > innerWidth,
     };
 }"""
@@ -245,6 +247,7 @@ def test_the_picture_fills_a_screen_and_no_word_is_cut(visit, name):
         page.wait_for_timeout(100)  # observers of sizes draw again
         found = page.evaluate(FIRST_SCREEN)
         assert not found["cut"] and not found["scrolls"] and min(found["widths"]) > 330, (width, found)
+        assert width > 640 or found["buttons"] >= 32, found
         if width >= 1280:
             assert 0.8 <= found["filled"] <= 1 and found["type"] >= 0.019 * height, (width, found)
 
@@ -289,6 +292,7 @@ def test_own_words_make_the_page_that_python_makes(visit, name, exercise, words)
     page = visit(made.html)
     fields = page.locator(".sa-reader input")
     opening = page.locator(".sa-see").all_text_contents()
+    of_the_page = page.locator(".sa-see .sa-from").all_text_contents()
     for n, text in enumerate(words):
         fields.nth(n).fill(text.replace(" ", ", ") if name == "illustrated" else text)
     fields.first.press("Enter")
@@ -320,6 +324,14 @@ def test_own_words_make_the_page_that_python_makes(visit, name, exercise, words)
     assert says + {"attention_module": "hate"}.get(name, "") in page.locator(".sa-look").inner_text()
     page.locator(".sa-reader button").last.click()
     assert page.locator(".sa-see").all_text_contents() == opening
+    if not exercise:  # the tour is there for own words too, and goes back to those of which it speaks
+        fields.first.fill("mud")
+        fields.first.press("Enter")
+        assert page.locator(".sa-see .sa-from").all_text_contents() != of_the_page
+        page.locator(".sa-lesson [data-do='tour next']").click()
+        assert page.locator(".sa-lesson .sa-tour-at").inner_text().startswith("1/")
+        assert fields.first.input_value() != "mud"
+        assert page.locator(".sa-see .sa-from").all_text_contents() == of_the_page
 
 
 def test_an_address_is_a_lesson(visit):
