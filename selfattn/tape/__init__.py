@@ -24,30 +24,28 @@ import sys as _sys
 from importlib.util import find_spec as _find_spec
 from typing import Any as _Any
 
-from selfattn.tape import autograd, dtypes, nn, operations, optim, utils
+from selfattn.tape import autograd as autograd
+from selfattn.tape import dtypes, operations
+from selfattn.tape import nn as nn
+from selfattn.tape import optim as optim
+from selfattn.tape import utils as utils
 from selfattn.tape.creation import *  # noqa: F403
+from selfattn.tape.devices import amp as amp
 from selfattn.tape.devices import (
-    amp,
     autocast,
-    backends,
     compile,
-    cuda,
-    distributed,
-    mps,
-    multiprocessing,
     set_float32_matmul_precision,
     set_num_threads,
     use_deterministic_algorithms,
 )
-from selfattn.tape.devices import (
-    checkpoints as _checkpoints,
-)
-from selfattn.tape.devices import (
-    parallel as _parallel,
-)
-from selfattn.tape.devices import (
-    samplers as _samplers,
-)
+from selfattn.tape.devices import backends as backends
+from selfattn.tape.devices import checkpoints as _checkpoints
+from selfattn.tape.devices import cuda as cuda
+from selfattn.tape.devices import distributed as distributed
+from selfattn.tape.devices import mps as mps
+from selfattn.tape.devices import multiprocessing as multiprocessing
+from selfattn.tape.devices import parallel as _parallel
+from selfattn.tape.devices import samplers as _samplers
 from selfattn.tape.dtypes import (
     Size,
     bfloat16,
@@ -97,15 +95,10 @@ __all__ = [
     "Generator",
     "Size",
     "Tensor",
-    "amp",
     "autocast",
-    "autograd",
-    "backends",
     "bfloat16",
     "compile",
-    "cuda",
     "device",
-    "distributed",
     "dtype",
     "enable_grad",
     "finfo",
@@ -118,11 +111,7 @@ __all__ = [
     "is_grad_enabled",
     "load",
     "manual_seed",
-    "mps",
-    "multiprocessing",
-    "nn",
     "no_grad",
-    "optim",
     "save",
     "seed",
     "set_default_dtype",
@@ -133,7 +122,6 @@ __all__ = [
     "set_rng_state",
     "uint8",
     "use_deterministic_algorithms",
-    "utils",
 ]
 
 
