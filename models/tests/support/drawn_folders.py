@@ -608,7 +608,7 @@ class DrawGGUF(Draw):
         else:
             own = {"model": "gpt2", "merges": [f"{a} {b}" for a, b in spelled]}
         own |= {"tokens": tokens, "pre": self.pre, "token_type": kinds if self.typed else None}
-        if self.pre == "llama-bpe":  # with it llama.cpp adds a bos token unless the file says no
+        if self.pre in ("llama-bpe", "tekken"):  # llama.cpp adds a bos token unless the file says no
             own["add_bos_token"] = False
         for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown"}.items():
             if (n := getattr(tokenizer, f"{name}_token_id")) is not None and self.chance(0.9):
