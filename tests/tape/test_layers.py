@@ -135,6 +135,7 @@ def test_a_module_is_a_layer_of_arrays():
     check_vjp(lambda x: (lambda y, pullback: (y, lambda dy: pullback(dy)[0]))(*chain.vjp(x)), x)
     y, pullback = chain.vjp(x)
     assert list(pullback(y)[1]) == list(chain.parameters())
+    np.testing.assert_array_equal(pullback(y)[0], pullback(y)[0])  # it may be called again
     ids = nn.Embedding(5, 3)
     y, pullback = ids.vjp([1, 1, 2])
     assert pullback(np.ones_like(y))["weight"][:, 0].tolist() == [0, 2, 1, 0, 0]
@@ -174,7 +175,10 @@ def test_groups_schedules_and_clipping():
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     assert abs(norm.item() - 8**0.5) < 1e-6
     assert abs(sum((p.grad**2).sum().item() for p in model.parameters()) - 0.25) < 1e-5
+    before = model(tape.ones(1, 3, requires_grad=True)).sum()
     optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        before.backward()
     schedule.step()
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.5]
     optimizer.zero_grad()

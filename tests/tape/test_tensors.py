@@ -316,6 +316,13 @@ def test_files_of_tensors(tmp_path):
     tape.save(saved, tmp_path / "a.pt")
     found = tape.load(tmp_path / "a.pt", map_location="cpu")
     assert found["sizes"] == (2, [3.5, None])
+    tape.save([layer.weight, leaf(2), tape.ones(2, dtype=tape.float16)], tmp_path / "d.pt")
+    kinds = [(type(x), x.requires_grad, x.dtype) for x in tape.load(tmp_path / "d.pt")]
+    assert kinds == [
+        (nn.Parameter, True, tape.float32),
+        (tape.Tensor, True, tape.float32),
+        (tape.Tensor, False, tape.float16),
+    ]
     other = nn.Linear(3, 2)
     other.load_state_dict(found["model"])
     again = tape.optim.AdamW(other.parameters())

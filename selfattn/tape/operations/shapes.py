@@ -395,10 +395,7 @@ class Pieces:
         self.found = found
 
     def __add__(self, other: Pieces) -> Pieces:
-        both = dict(self.found)
-        for n, gradient in other.found.items():
-            both[n] = both[n] + gradient if n in both else gradient
-        return Pieces(both)
+        return Pieces(self.found | other.found)  # each piece has one node, which adds up its own gradients
 
 
 def pieces(x: Tensor, starts: Sequence[int], dim: int, whole: bool = True) -> tuple[Tensor, ...]:
