@@ -13,7 +13,7 @@ from selfattn.random import TorchGenerator
 from selfattn.tape.dtypes import as_dtype, dtype, dtype_of, get_default_dtype
 from selfattn.tape.dtypes import device as check_device
 from selfattn.tape.generator import default_generator
-from selfattn.tape.operations.shapes import sizes_of
+from selfattn.tape.operations.views import sizes_of
 from selfattn.tape.tensors import Parameter, Tensor, as_tensor_array, values_of, wrap
 
 

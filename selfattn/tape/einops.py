@@ -12,7 +12,7 @@ from einops.layers import RearrangeMixin, ReduceMixin
 
 from selfattn.tape import creation
 from selfattn.tape.nn.module import ADOPTED, Module
-from selfattn.tape.operations import shapes
+from selfattn.tape.operations import joins
 from selfattn.tape.tensors import Tensor
 
 
@@ -55,7 +55,7 @@ class TapeBackend(AbstractBackend):
 
     def stack_on_zeroth_dimension(self, tensors: list[Any]) -> Any:
         """Join tensors along a new first axis."""
-        return shapes.stack(tensors)
+        return joins.stack(tensors)
 
     def add_axis(self, x: Any, new_position: int) -> Any:
         """Add an axis of size 1."""
@@ -75,7 +75,7 @@ class TapeBackend(AbstractBackend):
 
     def concat(self, tensors: list[Any], axis: int) -> Any:
         """Join tensors along an axis."""
-        return shapes.cat(tensors, axis)
+        return joins.cat(tensors, axis)
 
     def is_float_type(self, x: Any) -> bool:
         """Return whether the numbers are floats."""

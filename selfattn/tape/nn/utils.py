@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from selfattn import optim
-from selfattn.tape.operations.shapes import cat, pad, stack
+from selfattn.tape.operations.joins import cat, pad, stack
 from selfattn.tape.tensors import Tensor, wrap
 
 

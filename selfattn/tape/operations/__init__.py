@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from selfattn.tape.operations import elementwise, layers, products, reductions, shapes
+from selfattn.tape.operations import (
+    casts,
+    elementwise,
+    indices,
+    joins,
+    layers,
+    masks,
+    products,
+    reductions,
+    views,
+)
 from selfattn.tape.operations.table import NUMBERS, TABLE, Composite, Operation, in_place
 from selfattn.tape.tensors import Tensor
 
@@ -15,12 +25,16 @@ __all__ = [
     "TABLE",
     "Composite",
     "Operation",
+    "casts",
     "elementwise",
+    "indices",
+    "joins",
     "layers",
+    "masks",
     "named",
     "products",
     "reductions",
-    "shapes",
+    "views",
 ]
 
 OPERATORS = {
@@ -108,9 +122,9 @@ def _install() -> None:
         _operators(name, TABLE[name])
     t: Any = Tensor
     t.__neg__, t.__abs__, t.__invert__ = (called(TABLE[name]) for name in ("neg", "abs", "bitwise_not"))
-    t.__getitem__, t.__setitem__ = shapes.getitem, shapes.setitem
+    t.__getitem__, t.__setitem__ = indices.getitem, indices.setitem
     t.__iter__ = lambda self: iter(self.unbind(0))
-    t.T = property(lambda self: shapes.permute(self, *range(self.ndim)[::-1]))
+    t.T = property(lambda self: views.permute(self, *range(self.ndim)[::-1]))
     t.mT = property(lambda self: self.transpose(-2, -1))
     t.H = t.T
 

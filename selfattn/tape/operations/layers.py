@@ -12,7 +12,7 @@ from selfattn import nn as layers
 from selfattn._check import Array
 from selfattn.functional.attention import attention_vjp
 from selfattn.tape.generator import dropout_generator
-from selfattn.tape.operations.shapes import added_at
+from selfattn.tape.operations.indices import added_at
 from selfattn.tape.operations.table import TABLE, composite, operation
 from selfattn.tape.tensors import Tensor
 

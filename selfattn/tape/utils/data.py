@@ -12,7 +12,7 @@ import numpy as np
 
 from selfattn.random import TorchGenerator
 from selfattn.tape.creation import source, tensor
-from selfattn.tape.operations.shapes import stack
+from selfattn.tape.operations.joins import stack
 from selfattn.tape.tensors import Tensor, wrap
 
 __all__ = [
