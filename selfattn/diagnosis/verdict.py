@@ -29,6 +29,7 @@ STAGES = {
     "dropped": "weights",
 } | dict.fromkeys(("given", "causal", "open", "biased", "masked"), "masked_scores")
 MEANINGS = ("open", "closed", "additive")
+MANY = 60  # numbers: the text names a larger array by its shape, or shows one row
 
 
 class Verdict:
@@ -82,15 +83,18 @@ class Verdict:
             other = role == "mask" and c.name not in ("", name)
             if role in ("q", "k", "v", "x", "mask", "grad", "context", "lengths", "keep") and not other:
                 x = student.value(role, s, c, "numpy")
-                if x is not None:
+                if x is not None and np.size(x) > MANY:
+                    yield f"{name}: drawn, {' x '.join(map(str, np.shape(x)))}"
+                elif x is not None:
                     yield from _rows(f"{name} =", x)
         if fault.expected.size:
             different = ~np.isclose(fault.expected, fault.got, rtol=0, atol=TIGHT)
             place = tuple(int(n) for n in np.argwhere(different | (different.sum() == 0))[0])
             at = f"{fault.result}{list(place)}"
             yield f"first difference: {at} must be {fault.expected[place]:.4f}, and is {fault.got[place]:.4f}"
+            part = place[:-1] if fault.expected.size > MANY else ()  # the row of the first difference
             left, right = (
-                list(_rows(label, x)) for label, x in (("expected", fault.expected), ("got", fault.got))
+                list(_rows(label, x[part])) for label, x in (("expected", fault.expected), ("got", fault.got))
             )
             width = max(map(len, left))
             yield from (f"{a:{width}}   {b}" for a, b in zip(left, right, strict=False))
@@ -147,7 +151,7 @@ def _rows(label: str, x: Any) -> Iterator[str]:
     """Yield the lines of an array after its label."""
     plain = np.asarray(x)
     shown = plain if plain.dtype == bool else np.round(plain.astype(float), 4) + 0.0
-    for n, line in enumerate(np.array2string(shown, threshold=200, max_line_width=60).splitlines()):
+    for n, line in enumerate(np.array2string(shown, max_line_width=60).splitlines()):
         yield f"{label if n == 0 else '':{len(label)}} {line}"
 
 

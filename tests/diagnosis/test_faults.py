@@ -3,6 +3,7 @@
 import re
 import time
 
+import numpy as np
 import pytest
 
 import selfattn as sa
@@ -306,3 +307,18 @@ def test_the_command_prints_the_verdict_and_writes_a_page(tmp_path, capsys):
     assert main(["diagnose", f"{file}:other"]) == 1
     assert "has no 'other'; it has softmax, attention, attention_vjp" in capsys.readouterr().err
     assert main(["diagnose", str(file)]) == 2
+
+
+def test_large_evidence_is_one_row():
+    """Where no small input shows a fault, as for dropout, the text still fits on a screen."""
+
+    def attention(q, k, v, dropout_p=0.0):
+        weights = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]))
+        out = weights / weights.sum(axis=-1, keepdims=True) @ v
+        keep = np.random.default_rng().random(out.shape) >= dropout_p
+        return out * keep / (1 - dropout_p)
+
+    verdict = sa.diagnose(attention)
+    assert verdict.names == ["dropout-output"]
+    text = str(verdict)
+    assert len(text.splitlines()) < 25 and "q: drawn, " in text and "first difference" in text
