@@ -9,7 +9,7 @@ const LEVELS = 8; // shades of each sign, as in draw.py
  * up.
  * @type {(x: number, decimals: number, form?: "toFixed" | "toExponential") => string}
  */
-function fixed(x, decimals, form = "toFixed") {
+export function fixed(x, decimals, form = "toFixed") {
   const [long, power] = x[form](decimals + 40).split("e");
   const down = long.slice(0, -40).replace(/\.$/, "");
   if (!/50{39}$/.test(long) || !"02468".includes(down.at(-1) ?? "")) return x[form](decimals);
@@ -17,7 +17,7 @@ function fixed(x, decimals, form = "toFixed") {
 }
 
 /** @type {(value: number, decimals: number, precision: number) => string} */
-function write(value, decimals, precision) {
+export function write(value, decimals, precision) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
   const size = Math.abs(value);
   if (size >= 1e7) return fixed(value, Math.max(precision - 1, 0), "toExponential");
@@ -32,7 +32,7 @@ function write(value, decimals, precision) {
  * How many decimals show all numbers exactly, at most `precision`.
  * @type {(data: Float64Array, precision: number) => number}
  */
-function decimalsOf(data, precision) {
+export function decimalsOf(data, precision) {
   for (let decimals = 0; decimals < precision; decimals++) {
     const unit = 10 ** decimals;
     const exact = (/** @type {number} */ x) =>
@@ -45,7 +45,7 @@ function decimalsOf(data, precision) {
 let plurals = new Intl.PluralRules("en");
 
 /** @param {string} lang the language whose plurals the page says; other texts may have a lang that is no language */
-function speak(lang) {
+export function speak(lang) {
   plurals = new Intl.PluralRules(/^[a-z]{2,3}(?=-|$)/i.exec(lang)?.[0] ?? "en");
 }
 
@@ -53,7 +53,7 @@ function speak(lang) {
  * With the forms of numbers in place of plurals: see language.py.
  * @type {(sentence: string, values: Record<string, unknown>) => string}
  */
-function counted(sentence, values) {
+export function counted(sentence, values) {
   return sentence.replace(/\{(\w+), plural,((?: \w+ \{[^{}]*\})+)\}/g, (braces, name, forms) => {
     const form = Object.fromEntries(
       [...forms.matchAll(/(\w+) \{([^{}]*)\}/g)].map(([, category, text]) => [category, text]),
@@ -68,7 +68,7 @@ function counted(sentence, values) {
  * With values in place of names in braces: see language.py.
  * @type {(sentence: string, values: Record<string, string | number>) => string}
  */
-function filled(sentence, values) {
+export function filled(sentence, values) {
   return counted(sentence, values).replace(/\{(\w+)\}/g, (braces, name) =>
     Object.hasOwn(values, name) ? String(values[name]) : braces,
   );
@@ -78,7 +78,7 @@ function filled(sentence, values) {
  * The number that was typed; null for other text and for a number that is too large.
  * @type {(text: string) => number | null}
  */
-function read(text) {
+export function read(text) {
   // 0,84 in many languages.
   const plain = text.trim().toLowerCase().replace("−", "-").replace(/^([^.,]*),([^.,]*)$/, "$1.$2");
   /** @type {Record<string, number>} */
@@ -89,20 +89,20 @@ function read(text) {
 }
 
 /** @param {string} base64 */
-function decode(base64) {
+export function decode(base64) {
   const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
   return new Float64Array(bytes.buffer);
 }
 
 /** @param {Float64Array} data @returns base 64 */
-const encode = (data) =>
+export const encode = (data) =>
   btoa(
     Array.from(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), (byte) => String.fromCharCode(byte)).join(
       "",
     ),
   );
 
-class Matrix {
+export class Matrix {
   /** @param {number} rows @param {number} columns @param {Float64Array} data row by row */
   constructor(rows, columns, data) {
     this.rows = rows;
@@ -125,13 +125,13 @@ class Matrix {
   }
 }
 
-const range = (/** @type {number} */ n) => Array.from({ length: n }, (_, k) => k);
+export const range = (/** @type {number} */ n) => Array.from({ length: n }, (_, k) => k);
 
 /** @type {(x: number, low: number, high: number) => number} */
-const clamp = (x, low, high) => Math.max(low, Math.min(x, high));
+export const clamp = (x, low, high) => Math.max(low, Math.min(x, high));
 
 /** @type {(n: number, term: (k: number) => number) => number} */
-function dot(n, term) {
+export function dot(n, term) {
   let sum = 0;
   for (let k = 0; k < n; k++) sum += term(k);
   return sum;
@@ -141,7 +141,7 @@ function dot(n, term) {
  * The exponentials of a row minus its maximum, and their sum, without masked keys.
  * @type {(scores: Matrix, mask: Matrix, sink: number | undefined, i: number) => [number[], number]}
  */
-function exponentials(scores, mask, sink, i) {
+export function exponentials(scores, mask, sink, i) {
   const open = (/** @type {number} */ k) => mask.at(i, k) !== 0;
   let top = sink === undefined ? -Infinity : sink;
   for (let k = 0; k < scores.columns; k++) if (open(k) && scores.at(i, k) > top) top = scores.at(i, k);
@@ -151,10 +151,10 @@ function exponentials(scores, mask, sink, i) {
 }
 
 /** @type {(data: Float64Array) => number} the largest finite absolute value; 0 if there is none */
-const largest = (data) => data.reduce((most, x) => (Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most), 0);
+export const largest = (data) => data.reduce((most, x) => (Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most), 0);
 
 /** @param {Float64Array} row scores, which become their softmax */
-function normalise(row) {
+export function normalise(row) {
   const top = Math.max(...row);
   let total = 0;
   for (let j = 0; j < row.length; j++) total += row[j] = Math.exp(row[j] - top);
@@ -167,13 +167,13 @@ function normalise(row) {
  * @param {number} [sink]
  * @returns weights: 0 for masked keys, also if all are masked
  */
-function softmax(scores, mask, sink) {
+export function softmax(scores, mask, sink) {
   const lines = range(scores.rows).map((i) => exponentials(scores, mask, sink, i));
   return Matrix.of(scores.rows, scores.columns, (i, j) => (lines[i][1] === 0 ? 0 : lines[i][0][j] / lines[i][1]));
 }
 
 /** @type {(x: number, y: number, tolerance: number) => boolean} whether two numbers are equal; NaN equals NaN */
-function same(x, y, tolerance) {
+export function same(x, y, tolerance) {
   return Object.is(x, y) || x === y || Math.abs(x - y) <= tolerance;
 }
 
@@ -181,7 +181,7 @@ function same(x, y, tolerance) {
  * As in draw.py: p1 to p8 above zero, n1 to n8 below, x if not finite.
  * @type {(value: number, size: number) => string}
  */
-function shade(value, size) {
+export function shade(value, size) {
   if (!Number.isFinite(value)) return "x";
   const level = size ? Math.min(LEVELS, Math.round((Math.abs(value) / size) * LEVELS)) : 0;
   return level === 0 ? "" : `${value < 0 ? "n" : "p"}${level}`;

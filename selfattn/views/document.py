@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import functools
 import os
+import posixpath
 import re
 import webbrowser
 import zlib
@@ -23,8 +25,8 @@ from selfattn.views.writing import Array, letters, number, script_data, short, t
 # Matches what is removed from scripts: types within a line, other comments, indentation.
 _NOT_CODE = re.compile(r"\s*/\*\* @\w+ [^*\n]*\*/(?= )|^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE)
 
-#: The scripts of every page, in order: a file uses names of earlier files, and only defines names when it runs.
-KIT = ("compute.js", "kit/page.js", "kit/pictures.js")
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:class|const|function) (\w+))", re.MULTILINE)
 
 # Sizes in the picture of weights.
 CELL, LETTER, GAP, LINE = 48, 7, 24, 20  # pixels
@@ -178,20 +180,58 @@ class Document:
 
 
 def script(*names: str) -> str:
-    """Return a script element with the files of these names, in one function in strict mode.
+    """Return a script element that runs the files of these names.
 
     Examples
     --------
-    >>> script(*KIT).startswith("<script>(() => {")
+    >>> script("kit/page.js").startswith("<script>(() => {")
     True
     """
     return f"<script>{code(*names)}</script>"
 
 
+@functools.cache
 def code(*names: str) -> str:
-    """Return code that calls a function, in strict mode, with the content of these files."""
-    plain = _NOT_CODE.sub("", "".join(map(_read, names)))
-    return f'(() => {{\n"use strict";\n{plain}}})();'
+    """Return code that runs these files, after those that they import, in strict mode.
+
+    A page is one file, which is opened from disk, so its scripts cannot be modules of a browser: each becomes a
+    function, which takes what it imports and returns what it exports.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        _add_module(found, name)
+    return f'(() => {{\n"use strict";\n{"".join(found.values())}}})();'
+
+
+def _add_module(found: dict[str, str], name: str) -> None:
+    """Add a file's function to those in ``found``, after those of the files that it imports."""
+    if name in found:
+        return
+    source, takes, gives = _read(name), [], []
+    for names, path in _IMPORT.findall(source):
+        other = _imported(name, path)
+        _add_module(found, other)
+        takes.append((f"{{{' '.join(names.split())}}}", _variable(other)))
+    plain = _NOT_CODE.sub("", _IMPORT.sub("", source))
+    gives = _EXPORT.findall(plain)
+    found[name] = (
+        f"const {_variable(name)} = (({', '.join(names for names, _ in takes)}) => {{\n{_EXPORT.sub('', plain)}"
+        f"return {{ {', '.join(gives)} }};\n}})({', '.join(module for _, module in takes)});\n"
+    )
+
+
+def _imported(name: str, path: str) -> str:
+    """Return the name of the file that the file ``name`` imports as ``path``, which may be one of this package."""
+    package, _, file = name.rpartition(":")
+    found = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
+    if found.startswith("../"):
+        return found.partition(f"{VIEWS.replace('.', '/')}/")[2]
+    return f"{package}:{found}" if package else found
+
+
+def _variable(name: str) -> str:
+    """Return the variable of a file's exports: no two files of a page have one name."""
+    return f"${posixpath.basename(name).removesuffix('.js')}"
 
 
 def style(*names: str) -> str:

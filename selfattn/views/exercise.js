@@ -3,10 +3,20 @@
  * many are left; buttons that reveal them; and for paper a list of those that it shows, and of their answers.
  */
 
+import { read, same } from "./compute.js";
+import { brief, ROLES, SHORT } from "./first_screen.js";
+import { Heat } from "./kit/heat.js";
+import { button, element } from "./kit/page.js";
+import { stageOf } from "./walk.js";
+
+/** @typedef {import("./kit/page.js").Child} Child */
+/** @typedef {import("./numbers.js").NodeOfPage} NodeOfPage */
+/** @typedef {import("./steps.js").View} View */
+
 /** @typedef {{ node: NodeOfPage, i: number, j: number }} Blank */
 /** @typedef {Blank & { name: () => Child[], answer: string }} Line a blank in words, and what is to be filled in */
 
-class Exercise {
+export class Exercise {
   /** @param {View} view */
   constructor(view) {
     this.view = view;

@@ -5,12 +5,27 @@
  * The view computes all numbers; this file keeps only the chosen head and word.
  */
 
+import { dot, filled, fixed, largest, Matrix, range } from "./compute.js";
+import { Heat } from "./kit/heat.js";
+import { button, element, listed, phrase, wordOf } from "./kit/page.js";
+import { HeatMap, NumberLines, palette } from "./kit/pictures.js";
+import { Ribbons } from "./kit/ribbons.js";
+import { OPS } from "./operations.js";
+
+/** @typedef {import("./kit/page.js").Child} Child */
+/** @typedef {import("./kit/page.js").Place} Place */
+/** @typedef {import("./kit/pictures.js").Kind} Kind */
+/** @typedef {import("./kit/pictures.js").Mark} Mark */
+/** @typedef {import("./kit/ribbons.js").Chosen} Chosen */
+/** @typedef {import("./numbers.js").NodeOfPage} NodeOfPage */
+/** @typedef {import("./steps.js").View} View */
+
 /**
  * @typedef {{ side: number, block: string, head: string, nodes: Record<string, string>, stages: Record<string,
  *   string> }} HeadData
  */
 
-const ROLES = ["inputs", "query", "key", "value", "scores", "mask", "weights", "output", "result"];
+export const ROLES = ["inputs", "query", "key", "value", "scores", "mask", "weights", "output", "result"];
 /** @type {Record<string, string>} */
 const NAMES = { inputs: "x", query: "Q", key: "K", value: "V" }; // other names are words
 /** @type {Record<string, string>} */
@@ -22,9 +37,9 @@ const NEAR = 12; // the marked word is one of these first words, so that it is i
 const HIGH = 235; // pixels for the words of one text, until each has the least height
 const FULL = 0.97; // of a screen, which the words fill, but for CAPTION
 const CAPTION = 4.5; // letters' sizes that are kept for captions
-const SHORT = 2; // decimals
+export const SHORT = 2; // decimals
 
-class FirstScreen {
+export class FirstScreen {
   /** @type {Chosen | null} */ hovered = null;
   grouped = false; // the strip
   fitted = -1; // the width for which the strip was filled
@@ -768,7 +783,7 @@ class FirstScreen {
 const kindOf = (role) => (role === "weights" ? "share" : role === "mask" ? "mask" : "signed");
 
 /** @type {(x: number, decimals: number) => string} a short number: no -0.00 */
-function brief(x, decimals) {
+export function brief(x, decimals) {
   if (!Number.isFinite(x)) return Number.isNaN(x) ? "nan" : x > 0 ? "∞" : "-∞";
   if (Math.abs(x) >= 1e5) return x.toExponential(1);
   const text = fixed(x, decimals);

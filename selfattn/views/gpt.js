@@ -3,6 +3,16 @@
  * model.
  */
 
+import { clamp, filled, fixed, largest, range, read } from "./compute.js";
+import { choices, GPTModel, Pass, randomNumbers, sample } from "./gpt_compute.js";
+import { gptStops } from "./gpt_tour.js";
+import { announce, button, chooser, element, moveAlong, phrase, placeIn, start, topOf, wordOf } from "./kit/page.js";
+import { drawBars, paint, pixelColours } from "./kit/pictures.js";
+import { Tour } from "./kit/tour.js";
+
+/** @typedef {import("./gpt_compute.js").GPTSettings} GPTSettings */
+/** @typedef {import("./gpt_tour.js").GPTStop} GPTStop */
+
 /**
  * @typedef {GPTSettings & { alphabet: string[], shown: string[], prompt: string, count: number,
  *   captions: Record<string, string>, tour: Record<string, string> }} GPTData
@@ -15,7 +25,7 @@ const COMPARED = 60; // both models write this many letters
 const PACE = 60; // milliseconds per letter
 const SEED = 1;
 
-class GPTView {
+export class GPTView {
   /** @type {number[]} */ ids = [];
 
   /** @param {HTMLElement} root @param {GPTData} data @param {ArrayBuffer} bytes */

@@ -15,7 +15,7 @@ import numpy as np
 
 from selfattn._extras import models_module
 from selfattn.functional import softmax
-from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
+from selfattn.views.document import Document, drawn_by_script, weights_svg
 from selfattn.views.language import fill, in_language
 from selfattn.views.texts import CAPTIONS, GPT_TEXTS
 from selfattn.views.writing import Array, text, visible
@@ -43,7 +43,7 @@ class GPTPage(Document):
     """The page of :func:`gpt_page`: shows itself in a notebook; ``page.save(path)`` writes a file."""
 
     styles: ClassVar[tuple[str, ...]] = ("gpt.css",)
-    scripts: ClassVar[tuple[str, ...]] = (*KIT, "kit/tour.js", "gpt_compute.js", "gpt_tour.js", "gpt.js")
+    scripts: ClassVar[tuple[str, ...]] = ("gpt.js",)
 
 
 def restored(arrays: Mapping[str, Array]) -> dict[str, Array]:

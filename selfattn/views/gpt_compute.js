@@ -5,6 +5,8 @@
  * logits = head(LayerNorm(x)).
  */
 
+import { dot, normalise, range } from "./compute.js";
+
 /** @typedef {{ shape: number[], data: Float64Array }} Parameter */
 /**
  * @typedef {object} GPTSettings
@@ -46,7 +48,7 @@ const ACTIVATIONS = {
   relu: (/** @type {number} */ x) => Math.max(x, 0),
 };
 
-class GPTModel {
+export class GPTModel {
   /** @type {Map<string, Parameter>} */ parameters = new Map();
 
   /** @param {GPTSettings} settings @param {ArrayBuffer} bytes */
@@ -96,7 +98,7 @@ class GPTModel {
 }
 
 /** The letters that a model has read, with their keys and values. */
-class Pass {
+export class Pass {
   /** @type {Trace[]} */ traces = [];
 
   /** @param {GPTModel} model */
@@ -165,7 +167,7 @@ class Pass {
  * probability 1.
  * @type {(logits: Float64Array, temperature: number, topK: number) => { id: number, probability: number }[]}
  */
-function choices(logits, temperature, topK) {
+export function choices(logits, temperature, topK) {
   const order = range(logits.length).sort((a, b) => logits[b] - logits[a]).slice(0, topK || logits.length);
   if (temperature === 0) return order.map((id, n) => ({ id, probability: n ? 0 : 1 }));
   const powers = order.map((id) => Math.exp((logits[id] - logits[order[0]]) / temperature));
@@ -174,7 +176,7 @@ function choices(logits, temperature, topK) {
 }
 
 /** @param {number} seed @returns a source of random numbers from 0 to 1 (mulberry32) */
-function randomNumbers(seed) {
+export function randomNumbers(seed) {
   let state = seed >>> 0;
   return () => {
     state = (state + 0x6d2b79f5) >>> 0;
@@ -185,7 +187,7 @@ function randomNumbers(seed) {
 }
 
 /** @type {(from: { id: number, probability: number }[], u: number) => number} the id that a number from 0 to 1 picks */
-function sample(from, u) {
+export function sample(from, u) {
   let sum = 0;
   for (const { id, probability } of from) if ((sum += probability) > u) return id;
   return from[from.length - 1].id;

@@ -3,6 +3,12 @@
  * prompt.
  */
 
+import { filled, fixed, range } from "./compute.js";
+import { choices, Pass } from "./gpt_compute.js";
+
+/** @typedef {import("./gpt.js").GPTView} GPTView */
+/** @typedef {import("./kit/tour.js").Stop} Stop */
+
 const GUESSES = 8; // letters of the exercise
 const OFFERED = 4; // answers to choose from
 const BOLD = 1.5; // a temperature
@@ -17,7 +23,7 @@ const BOLD = 1.5; // a temperature
  */
 
 /** @type {(view: GPTView) => { tour: GPTStop[], quiz: GPTStop[] }} */
-function gptStops(view) {
+export function gptStops(view) {
   const { trained: model, captions, data: { shown, layers, heads } } = view, ids = view.ids.slice();
   const text = (/** @type {number[]} */ some) => some.map((id) => shown[id]).join("").replaceAll("*", "∗");
   /** @type {MakeStop} */

@@ -3,6 +3,15 @@
  * Without scripts all are shown, one after the other.
  */
 
+import { speak } from "./compute.js";
+import { button, element, isForeign, moveAlong, phrase, tools } from "./kit/page.js";
+import { Tour } from "./kit/tour.js";
+import { MOST_WORDS, ownWords, takesWords, withWords } from "./own_words.js";
+import { View } from "./steps.js";
+
+/** @typedef {import("./kit/tour.js").Stop} Stop */
+/** @typedef {import("./own_words.js").Table} Table */
+
 /**
  * @typedef {object} LessonStop what a stop of the tour shows, apart from its texts
  * @property {number} view
@@ -21,7 +30,7 @@
 
 const OWN_TEXTS = ["text", "compare"]; // of an address
 
-class Lesson {
+export class Lesson {
   /** @type {string[][] | null} */ written = null; // the reader's words, if they are shown
   /** @type {View | null} */ shown = null;
 

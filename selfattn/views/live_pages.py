@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from selfattn import _disk
-from selfattn.views.document import KIT, POLICY, Document, drawn_by_script
+from selfattn.views.document import POLICY, Document, drawn_by_script
 from selfattn.views.language import VIEWS, fill, in_language
 from selfattn.views.texts import PLAYGROUND, TRAINING
 from selfattn.views.writing import text
@@ -58,7 +58,6 @@ class LivePage(Document):
         POLICY.replace("script-src", "script-src 'wasm-unsafe-eval'")
         + "; worker-src blob:; connect-src 'self'"
     )
-    live: ClassVar[tuple[str, ...]] = (*KIT, "kit/heat.js", "live/kernel.js", "live/worker.js")
 
 
 def live_page(
@@ -86,7 +85,7 @@ def live_page(
 @dataclass(frozen=True, repr=False)
 class _Playground(LivePage):
     styles: ClassVar[tuple[str, ...]] = ("live/playground.css",)
-    scripts: ClassVar[tuple[str, ...]] = (*LivePage.live, "own_words.js", "live/playground.js")
+    scripts: ClassVar[tuple[str, ...]] = ("live/playground.js",)
 
 
 def _playground(kernels: Kernels, lang: str) -> Document:
@@ -96,11 +95,7 @@ def _playground(kernels: Kernels, lang: str) -> Document:
 @dataclass(frozen=True, repr=False)
 class _Training(LivePage):
     styles: ClassVar[tuple[str, ...]] = ("live/training.css",)
-    scripts: ClassVar[tuple[str, ...]] = (
-        *LivePage.live,
-        "kit/ribbons.js",
-        *(f"live/{name}.js" for name in ("kernel_page", "letters", "training", "training_page")),
-    )
+    scripts: ClassVar[tuple[str, ...]] = ("live/training_page.js",)
 
 
 def _training(kernels: Kernels, lang: str) -> Document:

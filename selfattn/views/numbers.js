@@ -3,6 +3,12 @@
  * again in float64, and the sources of a number. No DOM.
  */
 
+import { decimalsOf, decode, largest, Matrix, same, write } from "./compute.js";
+import { computed, OPS } from "./operations.js";
+
+/** @typedef {import("./first_screen.js").HeadData} HeadData */
+/** @typedef {import("./operations.js").Options} Options */
+
 const MAX_FAR = 4000; // pages with more numbers do not highlight sources of sources
 
 /**
@@ -49,7 +55,7 @@ const MAX_FAR = 4000; // pages with more numbers do not highlight sources of sou
  * @property {HeadData[]} heads
  */
 
-class Numbers {
+export class Numbers {
   /** @param {PageData} data */
   constructor({ nodes, precision }) {
     this.precision = precision;
@@ -216,6 +222,6 @@ class Numbers {
  * @param {string} name
  * @returns the common name of matrices that share a colour scale: weighted_values for weighted_values[0]
  */
-function family(name) {
+export function family(name) {
   return name.split("[")[0];
 }

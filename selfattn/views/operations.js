@@ -3,6 +3,8 @@
  * draws nothing.
  */
 
+import { dot, exponentials, Matrix, range, softmax } from "./compute.js";
+
 /** @type {(x: Matrix, i: number) => number[]} mean and variance of a row, in two passes */
 function moments(x, i) {
   const mean = dot(x.columns, (k) => x.at(i, k)) / x.columns;
@@ -42,12 +44,12 @@ const pairwise = (sign, number) => ({
 });
 
 /** @type {(op: Operation, args: Matrix[], shape: [number, number], options: Options) => Matrix} */
-function computed({ all, number = () => NaN }, args, [rows, columns], options) {
+export function computed({ all, number = () => NaN }, args, [rows, columns], options) {
   return all ? all(args, options) : Matrix.of(rows, columns, (i, j) => number(args, i, j, options));
 }
 
 /** @type {Record<string, Operation>} */
-const OPS = {
+export const OPS = {
   matmul: {
     number: ([x, w, b], i, j) => dot(x.columns, (k) => x.at(i, k) * w.at(k, j)) + (b ? b.at(0, j) : 0),
     made: ([x, , b], i, j) => [
@@ -175,7 +177,7 @@ const OPS = {
  * A number in parentheses; when `negative`, only if it has a sign.
  * @type {(text: string, negative?: boolean) => string}
  */
-function paren(text, negative = false) {
+export function paren(text, negative = false) {
   if (text.startsWith("(")) return text;
   return negative && !text.startsWith("-") ? text : `(${text})`;
 }

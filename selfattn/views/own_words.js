@@ -3,6 +3,15 @@
  * that the page has no numbers for get made ones, the same as own_words.py makes.
  */
 
+import { decimalsOf, decode, encode, filled, largest, Matrix, range } from "./compute.js";
+import { element } from "./kit/page.js";
+import { family } from "./numbers.js";
+import { computed, OPS } from "./operations.js";
+import { TOKENS } from "./walk.js";
+
+/** @typedef {import("./numbers.js").NodeData} NodeData */
+/** @typedef {import("./numbers.js").PageData} PageData */
+
 /** @typedef {Record<string, number[]> | number[][]} Table rows of numbers by word, or by place */
 /**
  * The words of each text; `made` collects those without numbers.
@@ -10,17 +19,17 @@
  */
 
 // More rows than MOST_WORDS would be abridged; MOST_PAIRS queries have weighted values that are shown, as in graph.py.
-const MOST_WORDS = 16, MOST_PAIRS = 8;
+export const MOST_WORDS = 16, MOST_PAIRS = 8;
 
 /** @type {(data: PageData) => boolean} whether a view can have other words */
-const takesWords = ({ nodes }) =>
+export const takesWords = ({ nodes }) =>
   nodes.every(
     ({ op, rows, columns, name }) =>
       OPS[op] || !TOKENS.test(rows) || !TOKENS.test(columns) || ["mask", "given_weights"].includes(name),
   );
 
 /** @param {string} text @returns a share from 0 to 1 that the text decides, as in own_words.py */
-function shareOf(text) {
+export function shareOf(text) {
   let found = 2166136261;
   const bytes = new TextEncoder().encode(text);
   for (const byte of [...bytes, ...bytes]) found = Math.imul(found ^ byte, 16777619) >>> 0;
@@ -147,7 +156,7 @@ function dataOf({ nodes, labels, texts, ...more }, wanted) {
  * A view's HTML for other words, as draw.py draws it, without the numbers in its tables.
  * @type {(html: string, wanted: Wanted | null) => HTMLElement}
  */
-function withWords(html, wanted) {
+export function withWords(html, wanted) {
   const box = element("div");
   box.innerHTML = html;
   const root = /** @type {HTMLElement} */ (box.firstElementChild);
@@ -264,7 +273,7 @@ function withWords(html, wanted) {
  * @type {(texts: Record<string, string>, words: string[][], show: (texts: string[][] | null) => void) =>
  *   HTMLFormElement}
  */
-function ownWords(texts, words, show) {
+export function ownWords(texts, words, show) {
   const fields = words.map((each) =>
     element("input", {
       defaultValue: each.join(each.some((word) => word.includes(" ")) ? ", " : " "),

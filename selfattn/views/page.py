@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from selfattn.views.document import KIT, Document, stacked
+from selfattn.views.document import Document, stacked
 from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
 from selfattn.views.language import PLURALS, say
@@ -37,21 +37,7 @@ class Page(Document):
     homes: tuple[tuple[int, str], ...] = ()  # joined pages: the first view of each, and its title
 
     styles: ClassVar[tuple[str, ...]] = ("first_screen.css", "steps.css")
-    scripts: ClassVar[tuple[str, ...]] = (
-        *KIT,
-        "kit/heat.js",
-        "kit/tour.js",
-        "kit/ribbons.js",
-        "operations.js",
-        "numbers.js",
-        "words.js",
-        "walk.js",
-        "exercise.js",
-        "first_screen.js",
-        "steps.js",
-        "own_words.js",
-        "lesson.js",
-    )
+    scripts: ClassVar[tuple[str, ...]] = ("lesson.js",)
 
     def plain_body(self) -> str:
         """Return the views without ids."""

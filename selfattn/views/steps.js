@@ -5,7 +5,22 @@
  * the same numbers; lesson.js puts views together.
  */
 
-class View {
+import { range, read, shade } from "./compute.js";
+import { Exercise } from "./exercise.js";
+import { FirstScreen } from "./first_screen.js";
+import { bring, button, chooser, destination, element, isForeign, typeInto } from "./kit/page.js";
+import { Numbers } from "./numbers.js";
+import { linesOf, stageOf, Walk } from "./walk.js";
+import { Words } from "./words.js";
+
+/** @typedef {import("./kit/page.js").Child} Child */
+/** @typedef {import("./lesson.js").Lesson} Lesson */
+/** @typedef {import("./numbers.js").Cell} Cell */
+/** @typedef {import("./numbers.js").Difference} Difference */
+/** @typedef {import("./numbers.js").NodeOfPage} NodeOfPage */
+/** @typedef {import("./numbers.js").PageData} PageData */
+
+export class View {
   /** @type {WeakMap<EventTarget, Cell>} */ cells = new WeakMap();
   /** @type {Map<NodeOfPage, HTMLTableElement>} the first table that shows the node */ tables = new Map();
   /** @type {Difference[]} */ differences = [];
@@ -416,9 +431,4 @@ class View {
     this.focus(rows[to[0]][to[1]]);
     return true;
   }
-}
-
-/** @param {Element} inside */
-function stageOf(inside) {
-  return /** @type {HTMLElement} */ (inside.closest(".sa-stage"));
 }

@@ -3,15 +3,20 @@
  * the static page.
  */
 
+import { range } from "./compute.js";
+import { bring } from "./kit/page.js";
+
+/** @typedef {import("./steps.js").View} View */
+
 const MAX_FEW = 36; // steps through a larger matrix go row by row
 const LINK_MS = 200; // delay before the address changes
 const STEP_MS = 1600; // time between two steps of Play
 
-const TOKENS = /^[tk]\d$/; // lists of labels that are tokens: t0, k0 of the first sentence, t1, k1 of the second
+export const TOKENS = /^[tk]\d$/; // lists of labels that are tokens: t0, k0 of the first sentence, t1, k1 of the second
 
 /** @typedef {{ stage: HTMLElement, td: HTMLTableCellElement | null }} Step */
 
-class Walk {
+export class Walk {
   /** @type {Step[]} */ steps = [];
 
   /** @param {View} view */
@@ -165,6 +170,11 @@ class Walk {
 }
 
 /** @param {HTMLTableElement} table @returns its rows without those that mark a gap */
-function linesOf(table) {
+export function linesOf(table) {
   return [...table.tBodies[0].rows].filter((line) => !line.classList.contains("sa-gap"));
+}
+
+/** @param {Element} inside */
+export function stageOf(inside) {
+  return /** @type {HTMLElement} */ (inside.closest(".sa-stage"));
 }

@@ -3,6 +3,17 @@
  * check.
  */
 
+import { filled, fixed, largest, range } from "./compute.js";
+import { Heat } from "./kit/heat.js";
+import { announce, button, element, phrase, shape, start, topOf, wordOf } from "./kit/page.js";
+import { Tour } from "./kit/tour.js";
+import { WayBackModel } from "./way_back_compute.js";
+
+/** @typedef {import("./compute.js").Matrix} Matrix */
+/** @typedef {import("./kit/page.js").Child} Child */
+/** @typedef {import("./kit/tour.js").Stop} Stop */
+/** @typedef {import("./way_back_compute.js").Stage} Stage */
+
 /**
  * @typedef {object} WayBackData
  * @property {string[]} queries

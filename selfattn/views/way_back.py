@@ -18,7 +18,7 @@ from selfattn._check import as_array
 from selfattn.functional.attention import scaled_dot_product_attention_vjp
 from selfattn.steps.attention import AttentionSteps
 from selfattn.steps.layers import AdditiveSteps, LayerSteps
-from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
+from selfattn.views.document import Document, drawn_by_script, weights_svg
 from selfattn.views.language import fill, in_language
 from selfattn.views.page import check_tokens
 from selfattn.views.texts import CAPTIONS, SCRIPTED, WAY_BACK
@@ -36,13 +36,7 @@ class WayBack(Document):
     """The page of :func:`way_back_page`: shows itself in a notebook; ``page.save(path)`` writes a file."""
 
     styles: ClassVar[tuple[str, ...]] = ("way_back.css",)
-    scripts: ClassVar[tuple[str, ...]] = (
-        *KIT,
-        "kit/heat.js",
-        "kit/tour.js",
-        "way_back_compute.js",
-        "way_back.js",
-    )
+    scripts: ClassVar[tuple[str, ...]] = ("way_back.js",)
 
 
 def way_back_page(

@@ -4,6 +4,10 @@
  * dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P∘(dP − mean), dQ = scale·dS·K, dK = scale·dSᵀ·Q, dx = dQ·Wqᵀ + dK·Wkᵀ + dV·Wvᵀ.
  */
 
+import { dot, Matrix, range, softmax } from "./compute.js";
+
+/** @typedef {import("./way_back.js").WayBackData} WayBackData */
+
 /** @typedef {"x" | "Q" | "K" | "V" | "S" | "P" | "O"} Stage */
 /** @typedef {Partial<Record<Stage, Matrix>>} Stages */
 /** @typedef {{ weight: Matrix, bias: number[] }} Projection */
@@ -17,7 +21,7 @@ const product = (a, b) => Matrix.of(a.rows, b.columns, (i, j) => dot(a.columns, 
 /** @param {Matrix} a */
 const transposed = (a) => Matrix.of(a.columns, a.rows, (i, j) => a.at(j, i));
 
-class WayBackModel {
+export class WayBackModel {
   /** @param {WayBackData} given */
   constructor({ forward, weights, scale, closed, added, wish }) {
     /** @type {Record<string, Matrix>} what may be changed */

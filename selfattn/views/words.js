@@ -3,9 +3,20 @@
  * so that tokens stay text with their own direction of writing, but changes nothing in the page.
  */
 
+import { filled, range, write } from "./compute.js";
+import { element } from "./kit/page.js";
+import { OPS, paren } from "./operations.js";
+
+/** @typedef {import("./kit/page.js").Child} Child */
+/** @typedef {import("./numbers.js").Cell} Cell */
+/** @typedef {import("./numbers.js").NodeOfPage} NodeOfPage */
+/** @typedef {import("./numbers.js").Numbers} Numbers */
+/** @typedef {import("./numbers.js").PageData} PageData */
+/** @typedef {import("./operations.js").Figure} Figure */
+
 const MAX_TERMS = 12; // a longer sum shows its first and last terms
 
-class Words {
+export class Words {
   /** @param {PageData} data @param {Numbers} numbers */
   constructor({ texts, labels }, numbers) {
     this.texts = texts;
@@ -98,7 +109,7 @@ class Words {
 
   /** @type {(cell: Cell, guessed?: boolean) => Child[]} its name, and how it is computed, for the line below a stage */
   sentence(cell, guessed = false) {
-    const { node, difference, i, j } = cell;
+    const { node, i, j } = cell;
     const spelled = this.spell(cell, guessed);
     /** @type {Child[]} */
     const line = [element("b", {}, ...this.name(cell)), " = "];

@@ -38,8 +38,11 @@ CONTRASTS = """() => {
 
 
 def then(scripts, more):
-    """Return the code of scripts, as pages have it, and more code that uses their names."""
-    return document.code(*scripts).removesuffix("})();") + more + "})();"
+    """Return the code of scripts, as pages have it, and more code that uses what they export."""
+    code = document.code(*scripts).removesuffix("})();")
+    modules = re.findall(r"^const (\$\w+) = ", code, re.MULTILINE)
+    exports = re.findall(r"^return (\{.*\});\n\}\)\(", code, re.MULTILINE)
+    return code + "".join(map("const {1} = {0};\n".format, modules, exports)) + more + "})();"
 
 
 def cell(page, stage, node, i, j, *, transposed=False):

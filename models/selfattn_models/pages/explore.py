@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from selfattn.text import spelled
-from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
+from selfattn.views.document import Document, drawn_by_script, weights_svg
 from selfattn.views.language import fill, in_language
 from selfattn.views.live_pages import MOST_RIBBONS
 from selfattn.views.writing import text as escaped
@@ -55,11 +55,7 @@ class Explorer(Document):
     """The page of :func:`explorer`: shows itself in a notebook; ``page.save(path)`` writes a file."""
 
     styles: ClassVar[tuple[str, ...]] = own("explorer.css")
-    scripts: ClassVar[tuple[str, ...]] = (
-        *KIT,
-        "kit/ribbons.js",
-        *own("explorer_parts.js", "explorer_ablation.js", "explorer.js"),
-    )
+    scripts: ClassVar[tuple[str, ...]] = own("explorer.js")
 
 
 def explorer(

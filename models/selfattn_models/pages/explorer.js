@@ -2,6 +2,25 @@
  * The explorer: texts, all heads as small maps, one as a large map, a word's rollout through all layers, next tokens.
  */
 
+import { Off } from "./explorer_ablation.js";
+import { HeadGrid, NextTokens, TextData, WayMap } from "./explorer_parts.js";
+import { dot, filled, fixed, range } from "../../../selfattn/views/compute.js";
+import {
+  announce, button, element, moveAlong, moveFocus, phrase, placeIn, start, topOf, wordOf,
+} from "../../../selfattn/views/kit/page.js";
+import { paint, Picture, pixelColours } from "../../../selfattn/views/kit/pictures.js";
+import { Ribbons } from "../../../selfattn/views/kit/ribbons.js";
+
+/** @typedef {import("./explorer_ablation.js").StoredOff} StoredOff */
+/** @typedef {import("./explorer_parts.js").Habit} Habit */
+/** @typedef {import("./explorer_parts.js").Head} Head */
+/** @typedef {import("./explorer_parts.js").Mode} Mode */
+/** @typedef {import("./explorer_parts.js").StoredText} StoredText */
+/** @typedef {import("../../../selfattn/views/compute.js").Matrix} Matrix */
+/** @typedef {import("../../../selfattn/views/kit/page.js").Child} Child */
+/** @typedef {import("../../../selfattn/views/kit/page.js").Place} Place */
+/** @typedef {import("../../../selfattn/views/kit/ribbons.js").Chosen} Chosen */
+
 /**
  * @typedef {object} ExplorerData
  * @property {string} name of the model
@@ -22,7 +41,7 @@ const RIBBONS_HIGH = 290; // pixels
 // A colour as a canvas holds it.
 const cssOf = (/** @type {number} */ colour) => `rgb(${colour & 255},${(colour >> 8) & 255},${(colour >> 16) & 255})`;
 
-class ExplorerPage {
+export class ExplorerPage {
   /** @type {{ side: number, chosen: Chosen } | null} */ pointed = null;
 
   /**

@@ -3,6 +3,15 @@
  * heads; a live page may give `Off` another `without`, which computes one.
  */
 
+import { numbersOf } from "./explorer_parts.js";
+import { fixed } from "../../../selfattn/views/compute.js";
+import { button, element, phrase, wordOf } from "../../../selfattn/views/kit/page.js";
+import { drawBars } from "../../../selfattn/views/kit/pictures.js";
+
+/** @typedef {import("./explorer.js").ExplorerData} ExplorerData */
+/** @typedef {import("./explorer_parts.js").Stored} Stored */
+/** @typedef {import("../../../selfattn/views/kit/page.js").Child} Child */
+
 /** @typedef {[number, number]} Said a token, as an index of names, and its probability */
 /**
  * Of a language model: after which place, and its likeliest tokens with each head off and after each layer.
@@ -13,7 +22,7 @@
  * @typedef {{ kind: string, name: string, before: number, after: Stored, words: number[][] } & NextOff} StoredOff
  */
 
-class Off {
+export class Off {
   isOff = false;
   n = 0;
 

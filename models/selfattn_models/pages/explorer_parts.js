@@ -3,6 +3,17 @@
  * word's rollout through all layers, the next tokens.
  */
 
+import { dot, filled, fixed, Matrix, normalise, range } from "../../../selfattn/views/compute.js";
+import {
+  button, chooser, destination, element, isForeign, moveFocus, phrase, placeIn, wordOf,
+} from "../../../selfattn/views/kit/page.js";
+import { drawBars, paint } from "../../../selfattn/views/kit/pictures.js";
+
+/** @typedef {import("./explorer.js").ExplorerData} ExplorerData */
+/** @typedef {import("./explorer_ablation.js").Off} Off */
+/** @typedef {import("../../../selfattn/views/kit/page.js").Child} Child */
+/** @typedef {import("../../../selfattn/views/kit/pictures.js").PixelColours} PixelColours */
+
 /** @typedef {{ type: "u1" | "i2" | "u2" | "f4", at: number, shape: number[] }} Stored */
 /** @typedef {{ values: Stored, size: Stored }} Rows numbers of 16 bits, and a factor for each row */
 /**
@@ -27,14 +38,14 @@
 /** @typedef {{ shares: number[], entropy: number, kind: string, clear: boolean }} Habit */
 
 /** @type {(bytes: ArrayBuffer, stored: Stored) => Uint8Array | Int16Array | Uint16Array | Float32Array} */
-function numbersOf(bytes, { type, at, shape }) {
+export function numbersOf(bytes, { type, at, shape }) {
   const kinds = { u1: Uint8Array, i2: Int16Array, u2: Uint16Array, f4: Float32Array };
   return new kinds[type](bytes, at, shape.reduce((a, b) => a * b, 1));
 }
 
 const REMEMBERED = 12; // heads whose weights are kept
 
-class TextData {
+export class TextData {
   /** @type {Map<number, Matrix>} */ kept = new Map();
 
   /** @param {StoredText} stored @param {ArrayBuffer} bytes */
@@ -130,7 +141,7 @@ class TextData {
 }
 
 /** All heads as small maps, a row for each layer; one can be chosen, and heads with other habits can be dimmed. */
-class HeadGrid {
+export class HeadGrid {
   /** @type {string | null} */ only = null;
 
   /**
@@ -295,7 +306,7 @@ class HeadGrid {
 }
 
 /** A word's rollout through all layers: a row for each layer, a column for each token. */
-class WayMap {
+export class WayMap {
   /**
    * @param {TextData[]} texts
    * @param {Record<string, string>} captions
@@ -379,7 +390,7 @@ const BARS = 12;
 const TOP_K = [0, 50, 20, 10, 5, 2]; // 0 means all
 
 /** What a language model expects after a place: bars of the likeliest tokens; and its continuation, step by step. */
-class NextTokens {
+export class NextTokens {
   /**
    * @param {TextData} text
    * @param {Record<string, string>} captions

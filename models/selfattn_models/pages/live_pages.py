@@ -25,19 +25,7 @@ from selfattn_models.pages.texts import ENCODER, LANGUAGE_MODEL, PACKAGE, own
 @dataclass(frozen=True, repr=False)
 class _Encoder(LivePage):
     styles: ClassVar[tuple[str, ...]] = own("explorer.css", "live/encoder.css")
-    scripts: ClassVar[tuple[str, ...]] = (
-        *LivePage.live,
-        "kit/ribbons.js",
-        "live/kernel_page.js",
-        "live/letters.js",
-        *own("explorer_parts.js", "explorer_ablation.js", "explorer.js"),
-        *own(
-            *(
-                f"live/{name}.js"
-                for name in ("readers", "tokenizers", "encoder", "head_explorer", "encoder_page")
-            )
-        ),
-    )
+    scripts: ClassVar[tuple[str, ...]] = own("live/encoder_page.js")
 
 
 def _encoder(kernels: Kernels, lang: str) -> Document:
@@ -54,10 +42,7 @@ def _encoder(kernels: Kernels, lang: str) -> Document:
 @dataclass(frozen=True, repr=False)
 class _LanguageModel(LivePage):
     styles: ClassVar[tuple[str, ...]] = own("explorer.css", "live/language.css")
-    scripts: ClassVar[tuple[str, ...]] = (
-        *_Encoder.scripts[:-1],
-        *own("live/language_model.js", "live/language_page.js"),
-    )
+    scripts: ClassVar[tuple[str, ...]] = own("live/language_page.js")
 
 
 def _language_model(kernels: Kernels, lang: str) -> Document:

@@ -3,6 +3,11 @@
  * neighbours. A map that is made larger has the chosen text in its middle.
  */
 
+import { clamp, filled, fixed, range } from "../../../selfattn/views/compute.js";
+import {
+  announce, button, chooser, destination, element, isForeign, phrase, start, topOf, wordOf,
+} from "../../../selfattn/views/kit/page.js";
+
 /**
  * @typedef {{ texts: string[], fields: { name: string, values: string[] }[], field: number, nearest: number,
  *   captions: Record<string, string> }} MapData

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.engine import Array, as_array, bar, is_float, quoted, search_rows, unit_rows
-from selfattn.views.document import KIT, Document, drawn_by_script, svg_picture
+from selfattn.views.document import Document, drawn_by_script, svg_picture
 from selfattn.views.language import fill, in_language
 from selfattn.views.writing import short, text, token_list
 from selfattn_models.pages.texts import MAP, PACKAGE, own
@@ -32,7 +32,7 @@ class CorpusMap(Document):
     """The page of :func:`corpus_map`: shows itself in a notebook; ``page.save(path)`` writes a file."""
 
     styles: ClassVar[tuple[str, ...]] = own("map.css")
-    scripts: ClassVar[tuple[str, ...]] = (*KIT, *own("map.js"))
+    scripts: ClassVar[tuple[str, ...]] = own("map.js")
 
 
 def corpus_map(

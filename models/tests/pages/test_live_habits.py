@@ -4,13 +4,13 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from live import READERS, run
+from live import run
 
 from selfattn.functional import softmax
 from selfattn_models.pages import heads
 from selfattn_models.pages.texts import own
 
-SCRIPTS = (*READERS, *own("live/encoder.js"))
+SCRIPTS = own("live/encoder.js")
 HABITS = """return given.map(([tokens, weights, heads, isCausal]) =>
     habitsOf([{ tokens, weights: Float32Array.from(weights.flat(3)) }], heads, isCausal));"""
 TEXTS = (

@@ -9,7 +9,7 @@ from page_driver import then
 
 from selfattn_models.pages.texts import own
 
-READERS = ("compute.js", *own("live/readers.js"))
+READERS = own("live/readers.js")
 TOKENIZERS = (*READERS, *own("live/tokenizers.js"))
 
 

@@ -4,6 +4,14 @@
  * pictures.js.
  */
 
+import { range, read } from "../compute.js";
+import { destination, element, isForeign, moveFocus, typeInto } from "./page.js";
+import { tint } from "./pictures.js";
+
+/** @typedef {import("../compute.js").Matrix} Matrix */
+/** @typedef {import("./page.js").Place} Place */
+/** @typedef {import("./pictures.js").Kind} Kind */
+
 /**
  * @typedef {object} HeatOptions
  * @property {string} name for screen readers
@@ -31,7 +39,7 @@
 const DRAG = { still: 4, pixels: 80, step: 0.05 }; // a drag begins after 4 pixels; 80 change a number by 1
 const NUDGE = 0.1; // the change by + or -
 
-class Heat {
+export class Heat {
   /** @type {Matrix | null} */ matrix = null;
   /** @type {WeakMap<EventTarget, Place>} */ places = new WeakMap();
 

@@ -3,6 +3,8 @@
  * group, of which Tab reaches one element; light or dark; the start of its views.
  */
 
+import { clamp, counted, speak } from "../compute.js";
+
 /** @typedef {{ i: number, j: number }} Place a number of a matrix */
 /** @typedef {string | Node} Child */
 /** @typedef {Record<string, any> & { data?: Record<string, string> }} Properties */
@@ -15,7 +17,7 @@
  * @param {Child[]} children
  * @returns {HTMLElementTagNameMap[T]}
  */
-function element(tag, options = {}, ...children) {
+export function element(tag, options = {}, ...children) {
   const { data = {}, ...properties } = options;
   const made = Object.assign(document.createElement(tag), properties);
   Object.assign(made.dataset, data);
@@ -24,7 +26,7 @@ function element(tag, options = {}, ...children) {
 }
 
 /** @type {(properties: Properties, ...children: Child[]) => HTMLButtonElement} */
-const button = (properties, ...children) => element("button", { type: "button", ...properties }, ...children);
+export const button = (properties, ...children) => element("button", { type: "button", ...properties }, ...children);
 
 /**
  * An SVG element with attributes.
@@ -34,7 +36,7 @@ const button = (properties, ...children) => element("button", { type: "button", 
  * @param {Child[]} children
  * @returns {SVGElementTagNameMap[T]}
  */
-function shape(tag, attributes = {}, ...children) {
+export function shape(tag, attributes = {}, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
   made.append(...children);
@@ -42,13 +44,13 @@ function shape(tag, attributes = {}, ...children) {
 }
 
 /** @param {string} text a token, whose direction of writing is isolated */
-const wordOf = (text) => element("bdi", { className: "sa-word" }, text);
+export const wordOf = (text) => element("bdi", { className: "sa-word" }, text);
 
 /**
  * A sentence as nodes: *word* is bold, {name} is replaced by a value, which is text or a node, and plurals by a form.
  * @type {(sentence: string, values?: Record<string, Child | Child[] | number>) => Child[]}
  */
-function phrase(sentence, values = {}) {
+export function phrase(sentence, values = {}) {
   return counted(sentence, values).split(/(\*[^*]+\*)/).flatMap((part) => {
     const strong = /^\*.+\*$/.test(part);
     const nodes = (strong ? part.slice(1, -1) : part).split(/(\{\w+\})/).flatMap((piece) => {
@@ -62,7 +64,7 @@ function phrase(sentence, values = {}) {
 }
 
 /** @type {(parts: Child[][], and: string) => Child[]} parts with commas between them, and `and` before the last one */
-function listed(parts, and) {
+export function listed(parts, and) {
   return parts.flatMap((part, n) => [n === 0 ? "" : n === parts.length - 1 ? ` ${and} ` : ", ", ...part]);
 }
 
@@ -70,7 +72,7 @@ function listed(parts, and) {
  * The cell to which a pressed key moves from (i, j); null if it does not move the focus.
  * @type {(key: string, i: number, j: number, rows: number, columns: number) => [number, number] | null}
  */
-function destination(key, i, j, rows, columns) {
+export function destination(key, i, j, rows, columns) {
   /** @type {Record<string, [number, number]>} */
   const moves = {
     ArrowUp: [i - 1, j],
@@ -85,7 +87,7 @@ function destination(key, i, j, rows, columns) {
 }
 
 /** @type {(group: Iterable<HTMLElement>, target: HTMLElement) => void} focus the target, which Tab then reaches */
-function moveFocus(group, target) {
+export function moveFocus(group, target) {
   for (const other of group) other.tabIndex = -1;
   target.tabIndex = 0;
   target.focus();
@@ -95,7 +97,7 @@ function moveFocus(group, target) {
  * Let left, right, Home and End move along a row of buttons: `go` gets the place.
  * @type {(row: HTMLElement, buttons: () => HTMLElement[], go: (n: number) => void) => void}
  */
-function moveAlong(row, buttons, go) {
+export function moveAlong(row, buttons, go) {
   row.addEventListener("keydown", (event) => {
     const all = buttons(), n = all.findIndex((button) => button === event.target);
     const to =
@@ -109,7 +111,7 @@ function moveAlong(row, buttons, go) {
 }
 
 /** @type {(event: KeyboardEvent) => boolean} whether a key belongs to the surrounding page or to a field */
-function isForeign(event) {
+export function isForeign(event) {
   const { target } = event;
   const typed = target instanceof HTMLInputElement && target.type !== "range";
   return event.ctrlKey || event.metaKey || event.altKey || typed || target instanceof HTMLSelectElement;
@@ -120,7 +122,7 @@ function isForeign(event) {
  * @type {(td: HTMLElement, value: number | "", name: string, done: (text: string | null, byKey: boolean) => void) =>
  *   void}
  */
-function typeInto(td, value, name, done) {
+export function typeInto(td, value, name, done) {
   const field = element("input", { value: String(value), ariaLabel: name, inputMode: "decimal" });
   const close = (/** @type {boolean} */ kept, /** @type {boolean} */ byKey) => {
     if (!field.isConnected) return;
@@ -144,7 +146,7 @@ function typeInto(td, value, name, done) {
  * The number at the pointer.
  * @type {(event: MouseEvent, picture: HTMLElement, rows: number, columns: number) => Place}
  */
-function placeIn({ clientX, clientY }, picture, rows, columns) {
+export function placeIn({ clientX, clientY }, picture, rows, columns) {
   const box = picture.getBoundingClientRect();
   const along = (/** @type {number} */ part, /** @type {number} */ n) => clamp(Math.floor(part * n), 0, n - 1);
   return { i: along((clientY - box.top) / box.height, rows), j: along((clientX - box.left) / box.width, columns) };
@@ -154,7 +156,7 @@ function placeIn({ clientX, clientY }, picture, rows, columns) {
  * A named list.
  * @type {(name: string, options: string[], first: number, choose: (n: number) => void) => HTMLLabelElement}
  */
-function chooser(name, options, first, choose) {
+export function chooser(name, options, first, choose) {
   const list = element(
     "select",
     { onchange: () => choose(list.selectedIndex) },
@@ -182,7 +184,7 @@ function otherViews(root) {
  * @type {(root: HTMLElement, texts: Record<string, string>, changed: () => void, ...more: HTMLElement[]) =>
  *   HTMLElement}
  */
-function tools(root, texts, changed, ...more) {
+export function tools(root, texts, changed, ...more) {
   let { theme: before } = root.dataset;
   const onPaper = (/** @type {boolean} */ on) => {
     if (on) before = root.dataset.theme;
@@ -245,7 +247,7 @@ function tools(root, texts, changed, ...more) {
  * @type {(root: HTMLElement, texts: Record<string, string>, look: HTMLElement, more: string, changed: () => void) =>
  *   HTMLElement}
  */
-function topOf(root, texts, look, more, changed) {
+export function topOf(root, texts, look, more, changed) {
   const title = element("h1", {}, ...root.querySelector("h1")?.childNodes ?? []);
   if (more) title.append(" ", element("small", {}, more));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
@@ -256,7 +258,7 @@ function topOf(root, texts, look, more, changed) {
  * Report what was chosen to listeners outside of the page: the widget, or a script around a fragment.
  * @type {(root: HTMLElement, chosen: Record<string, string | number>) => void}
  */
-function announce(root, chosen) {
+export function announce(root, chosen) {
   root.dispatchEvent(new CustomEvent("sa-chosen", { bubbles: true, detail: chosen }));
 }
 
@@ -264,9 +266,9 @@ function announce(root, chosen) {
  * Scroll there, smoothly unless motion is to be reduced.
  * @type {(target: Element, block: ScrollLogicalPosition) => void}
  */
-const bring = (target, block) => target.scrollIntoView({ block, behavior: isStill() ? "auto" : "smooth" });
+export const bring = (target, block) => target.scrollIntoView({ block, behavior: isStill() ? "auto" : "smooth" });
 
-const isStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+export const isStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /** @type {(base64: string) => Promise<ArrayBuffer>} the bytes of a page, which are deflated and in base64 */
 async function inflate(base64) {
@@ -280,7 +282,7 @@ async function inflate(base64) {
  * @param {string} kind the class of its root
  * @param {new (root: HTMLElement, data: any, bytes: ArrayBuffer) => unknown} View
  */
-function start(kind, View) {
+export function start(kind, View) {
   for (const root of document.querySelectorAll(`.${kind}:not([data-live])`)) {
     const data = root.querySelector(".sa-data")?.textContent, packed = root.querySelector(".sa-bytes")?.textContent;
     if (!(root instanceof HTMLElement) || !data) continue;

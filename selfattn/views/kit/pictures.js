@@ -6,13 +6,20 @@
  * it is 0.
  */
 
+import { clamp, filled, fixed, range } from "../compute.js";
+import { element, placeIn, shape, wordOf } from "./page.js";
+
+/** @typedef {import("../compute.js").Matrix} Matrix */
+/** @typedef {import("./page.js").Child} Child */
+/** @typedef {import("./page.js").Place} Place */
+
 /** @typedef {"signed" | "share" | "mask"} Kind */
 
 /**
  * The colour of a number: the whole hue at `size`.
  * @type {(target: HTMLElement, value: number, size: number, kind: Kind) => void}
  */
-function tint(target, value, size, kind) {
+export function tint(target, value, size, kind) {
   target.style.setProperty("--strength", strengthOf(value, size).toFixed(3));
   target.dataset.tone = toneOf(value, kind);
 }
@@ -36,7 +43,7 @@ const STRENGTHS = 32;
  * @param {HTMLElement} place inside the view, and inside the text's side
  * @returns {Record<string, string[]>}
  */
-function palette(place) {
+export function palette(place) {
   const probe = element("i", { className: "sa-tinted" });
   place.append(probe);
   /** @type {Record<string, string[]>} */
@@ -56,7 +63,7 @@ function palette(place) {
  * Colours as a canvas holds them, one number each: of weights, for both texts, and of differences.
  * @param {HTMLElement} root
  */
-function pixelColours(root) {
+export function pixelColours(root) {
   const probe = element("i");
   root.append(probe);
   const rgb = (/** @type {string} */ name) => {
@@ -90,7 +97,7 @@ function pixelColours(root) {
 /**
  * @type {(canvas: HTMLCanvasElement, rows: number, columns: number, colour: (i: number, j: number) => number) => void}
  */
-function paint(canvas, rows, columns, colour) {
+export function paint(canvas, rows, columns, colour) {
   canvas.width = Math.max(1, columns);
   canvas.height = Math.max(1, rows);
   const context = canvas.getContext("2d");
@@ -111,7 +118,7 @@ function paint(canvas, rows, columns, colour) {
  */
 
 /** A canvas with a square for each number of a matrix, and an outline of a row. */
-class Picture {
+export class Picture {
   /** @param {PictureOptions} options */
   constructor(options) {
     const { name, rows, columns, side = 0, point } = (this.options = options);
@@ -138,7 +145,7 @@ class Picture {
 }
 
 /** A matrix that is too large for numbers, or small multiples, in the colours of `tint`. */
-class HeatMap extends Picture {
+export class HeatMap extends Picture {
   /** @type {unknown[]} what is painted */
   painted = [];
 
@@ -177,7 +184,7 @@ class HeatMap extends Picture {
 // The drawing's width, the ends of lines, and room above the first line.
 const WIDE = 224, LEFT = 26, RIGHT = 212, TOP = 7;
 
-class NumberLines {
+export class NumberLines {
   constructor() {
     this.node = shape("svg", { class: "sa-lines", role: "img" });
   }
@@ -266,7 +273,7 @@ class NumberLines {
  * @param {{ n: number, probability: number }} others
  * @param {Record<string, string>} texts
  */
-function drawBars(list, likely, others, texts) {
+export function drawBars(list, likely, others, texts) {
   const most = Math.max(...likely.map(({ probability }) => probability), Number.MIN_VALUE);
   const bar = (/** @type {Child} */ name, /** @type {number} */ probability, look = "", note = "") => {
     const fill = element("i", { className: "sa-fill" });

@@ -5,6 +5,9 @@
  * All ribbons that are not marked are two paths, one for each colour, so that hundreds of words draw quickly.
  */
 
+import { dot, fixed, Matrix, range, same } from "../compute.js";
+import { button, destination, element, isForeign, isStill, moveFocus, shape } from "./page.js";
+
 /** @typedef {{ kind: "to" | "from", index: number }} Chosen "to": a query's row; "from": a key's column */
 /**
  * @typedef {object} RibbonsOptions
@@ -85,7 +88,7 @@ function outline({ from, to, height }, left, right) {
   return `M${p(left, from)}${down}v${height.toFixed(1)}${back}Z`;
 }
 
-class Ribbons {
+export class Ribbons {
   /** @type {RibbonsState | null} */ state = null;
   /** @type {Matrix | null} */ shown = null;
 

@@ -2,6 +2,8 @@
  * A guided tour: at every stop a question, then the answer. Play moves through the tour at the chosen speed.
  */
 
+import { button, element, phrase } from "./page.js";
+
 /**
  * @typedef {object} Stop
  * @property {string} name
@@ -20,7 +22,7 @@
 
 const SECONDS = { slow: 10, normal: 6, fast: 3 }; // seconds between two steps of Play
 
-class Tour {
+export class Tour {
   /** @param {TourOptions} options */
   constructor({ stops, texts, show }) {
     this.stops = stops;

@@ -40,11 +40,11 @@
 const PARAMETERS = ["query", "key", "value", "output", "attentionNorm", "up", "gate", "down", "feedForwardNorm"];
 const ACTIVATION_NAMES = ["none", "relu", "gelu", "gelu_tanh", "silu"]; // the order of SA_ACT_NONE …
 const POOLINGS = [null, "mean", "first", "last"]; // the order of SA_EACH_ROW …
-const GROUP = 128; // numbers of a row that share a scale
+export const GROUP = 128; // numbers of a row that share a scale
 const MOST_BYTES = 2 ** 31 - 128; // of one array, with 32-bit addresses
 
 /** @type {(name: string, message: string) => Error} an error that a page has a sentence for */
-const failure = (name, message) => Object.assign(new Error(message), { name });
+export const failure = (name, message) => Object.assign(new Error(message), { name });
 
 /** @type {(what: string, array: ArrayLike<unknown>, ...shape: number[]) => void} */
 function checkLength(what, array, ...shape) {
@@ -58,7 +58,7 @@ function checkLength(what, array, ...shape) {
  * Round weights to int8, with the bits of Python's weights="int8": divisions in float32, ties to even numbers.
  * @type {(weight: Float32Array, columns: number) => { values: Int8Array, scale: Float32Array }}
  */
-function roundToInt8(weight, columns) {
+export function roundToInt8(weight, columns) {
   const rows = weight.length / columns, groups = Math.ceil(columns / GROUP), { fround } = Math;
   const values = new Int8Array(weight.length), scale = new Float32Array(rows * groups);
   for (let group = 0; group < rows * groups; group++) {
@@ -81,7 +81,7 @@ function roundToInt8(weight, columns) {
   return { values, scale };
 }
 
-class Kernel {
+export class Kernel {
   /** @type {number[]} what `within` gives back */ held = [];
 
   /** @param {ArrayBuffer | Uint8Array} bytes of selfattn.wasm @returns {Promise<Kernel>} */

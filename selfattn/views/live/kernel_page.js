@@ -2,7 +2,10 @@
  * What pages share that compute in a worker: the worker, its faults, the first and the last line.
  */
 
-class KernelPage {
+import { element, topOf } from "../kit/page.js";
+import { faultOf, KernelWorker } from "./worker.js";
+
+export class KernelPage {
   /** @type {any} what the worker said of its model; null if the worker has ended */ model = null;
 
   /** @param {HTMLElement} root @param {any} data @param {ArrayBuffer} wasm */

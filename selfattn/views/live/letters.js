@@ -2,6 +2,8 @@
  * A GPT of letters, as `Kernel.transformer` takes it; its letters as tokens; and how the next token is drawn.
  */
 
+import { range } from "../compute.js";
+
 /**
  * What turns a text into ids, and ids into a text.
  * @typedef {{ encode: (text: string) => { ids: number[], unknown?: string[] }, decode: (ids: number[]) => string,
@@ -15,13 +17,13 @@
  */
 
 /** @type {(token: string) => string} a token as pages show it: spaces at its ends are visible */
-const seen = (token) => token.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length)) || "∅";
+export const seen = (token) => token.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length)) || "∅";
 
 /**
  * What `Kernel.transformer` takes, of an nn.GPT's arrays.
  * @type {(read: (name: string) => Float32Array, settings: Letters) => any}
  */
-function describeLetters(read, { alphabet, heads, layers, eps, activation }) {
+export function describeLetters(read, { alphabet, heads, layers, eps, activation }) {
   const table = read("token_embedding.weight"), d = table.length / alphabet.length, width = d / heads;
   const both = (/** @type {string} */ name) => ({ weight: read(`${name}.weight`), bias: read(`${name}.bias`) });
   const made = range(layers).map((n) => {
@@ -70,7 +72,7 @@ function describeLetters(read, { alphabet, heads, layers, eps, activation }) {
 }
 
 /** @type {(alphabet: string[]) => Spelling} a letter that is not in the alphabet is read as a space */
-function lettersOf(alphabet) {
+export function lettersOf(alphabet) {
   const ids = new Map(alphabet.map((letter, n) => [letter, n])), spelled = (/** @type {number} */ id) => alphabet[id];
   const encode = (/** @type {string} */ text) => {
     const found = Array.from(text, (letter) => ({ letter, id: ids.get(letter) ?? ids.get(letter.toLowerCase()) }));
@@ -86,7 +88,7 @@ function lettersOf(alphabet) {
  * Probabilities of drawing each token: `probabilities` of engine/sampling.py; at temperature 0 the likeliest.
  * @type {(logits: Float32Array, how: Drawing) => Float64Array}
  */
-function drawingOf(logits, { temperature, topP }) {
+export function drawingOf(logits, { temperature, topP }) {
   const most = logits.reduce((a, b) => Math.max(a, b)),
     p = Float64Array.from(logits, (x) => (temperature > 0 ? Math.exp((x - most) / temperature) : Number(x === most)));
   const scale = (/** @type {number} */ sum) => p.forEach((x, n) => (p[n] = x / sum));
@@ -103,7 +105,7 @@ function drawingOf(logits, { temperature, topP }) {
 }
 
 /** @type {(p: Float64Array, at: number) => number} the token at a place from 0 to 1 of the probabilities in a row */
-function drawn(p, at) {
+export function drawn(p, at) {
   let sum = 0, last = 0;
   for (let n = 0; n < p.length; n++) {
     if (p[n] === 0) continue;

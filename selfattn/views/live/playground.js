@@ -3,6 +3,22 @@
  * of Python that compute the same numbers.
  */
 
+import { clamp, filled, fixed, largest, Matrix, range, read, write } from "../compute.js";
+import { Heat } from "../kit/heat.js";
+import {
+  announce, button, chooser, destination, element, isForeign, phrase, placeIn, start, topOf, wordOf,
+} from "../kit/page.js";
+import { paint, pixelColours } from "../kit/pictures.js";
+import { failure } from "./kernel.js";
+import { faultOf, inWorker, KernelWorker, serve } from "./worker.js";
+import { shareOf } from "../own_words.js";
+
+/** @typedef {import("../kit/page.js").Place} Place */
+/** @typedef {import("./kernel.js").AttentionCall} AttentionCall */
+/** @typedef {import("./kernel.js").Floats} Floats */
+/** @typedef {import("./kernel.js").Kernel} Kernel */
+/** @typedef {import("./worker.js").Work} Work */
+
 /**
  * closed has pairs "i,j"; slope is that of head 0, each further head has half of it; bounds are null without one.
  * @typedef {{ words: string[], matrices: number[][][] | null, heads: number, keyHeads: number,

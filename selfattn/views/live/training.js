@@ -3,6 +3,13 @@
  * file. It has no document: `training_page.js` asks it.
  */
 
+import { dot, range } from "../compute.js";
+import { describeLetters, drawingOf, drawn, lettersOf, seen } from "./letters.js";
+
+/** @typedef {import("./kernel.js").Kernel} Kernel */
+/** @typedef {import("./letters.js").Letters} Letters */
+/** @typedef {import("./worker.js").Work} Work */
+
 const STD = 0.02; // of initial weights, as nn.GPT draws them
 const PROGRESS = 120, LOOK = 600; // milliseconds between losses, and between pictures
 
@@ -64,7 +71,7 @@ function crossEntropy(logits, targets) {
 
 /** @typedef {{ tokens: string[], weights: Float32Array }} Look weights: (layers, heads, tokens, tokens) */
 
-class Trainer {
+export class Trainer {
   step = 0;
 
   /**
@@ -150,7 +157,7 @@ class Trainer {
 }
 
 /** @type {() => Record<string, Work>} the worker's jobs: begin anew, train until it is stopped */
-function trainingJobs() {
+export function trainingJobs() {
   /** @type {Trainer | null} */ let trainer = null;
   /** @type {number[]} */ let ids = [];
   return {

@@ -3,6 +3,17 @@
  * change.
  */
 
+import { filled, fixed, Matrix, range } from "../compute.js";
+import { button, chooser, element, phrase, shape, start } from "../kit/page.js";
+import { HeatMap } from "../kit/pictures.js";
+import { Ribbons } from "../kit/ribbons.js";
+import { KernelPage } from "./kernel_page.js";
+import { trainingJobs } from "./training.js";
+import { inWorker, serve } from "./worker.js";
+
+/** @typedef {import("../kit/ribbons.js").Chosen} Chosen */
+/** @typedef {import("./training.js").Look} Look */
+
 const BATCH = 8, FOREVER = 1e9, WIDE_LINE = 600, HIGH_LINE = 150; // sequences of a step; pixels
 const HEAD_HIGH = 380; // pixels of the ribbons of a head
 const MOST_LISTED = 3; // letters to which a letter gives most weight

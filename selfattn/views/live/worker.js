@@ -4,6 +4,9 @@
  * and the worker runs the same script. Of requests with one name the newest waits alone; a long job works in slices.
  */
 
+import { filled } from "../compute.js";
+import { failure, Kernel } from "./kernel.js";
+
 /**
  * `pause` lets messages in, such as a stop.
  * @typedef {{ kernel: Kernel, stopped: boolean, progress: (value: unknown) => void, pause: () => Promise<void> }} Job
@@ -14,7 +17,7 @@
  *   done: (result: any) => void, failed: (error: Error) => void }} Asked
  */
 
-const inWorker = typeof document === "undefined";
+export const inWorker = typeof document === "undefined";
 const OWN_SCRIPT = inWorker ? "" : document.currentScript?.textContent ?? "";
 const PATIENCE = 60_000; // milliseconds without a word from the worker while it works
 
@@ -28,7 +31,7 @@ const movable = (result) => [
 ];
 
 /** @param {Record<string, Work>} jobs by their names */
-function serve(jobs) {
+export function serve(jobs) {
   const { port1, port2 } = new MessageChannel();
   /** @type {(() => void)[]} */ const waiting = [];
   port1.onmessage = () => waiting.shift()?.();
@@ -76,7 +79,7 @@ function serve(jobs) {
 }
 
 /** The page's end: `ask` returns a promise of a job's result. */
-class KernelWorker {
+export class KernelWorker {
   /** @type {Worker | null} */ worker = null;
   /** @type {Map<string, Asked>} */ running = new Map();
   /** @type {Map<string, Asked>} */ waiting = new Map();
@@ -178,7 +181,7 @@ class KernelWorker {
  * What went wrong and what to do, in the page's language.
  * @type {(error: any, texts: Record<string, string>) => string}
  */
-function faultOf(error, texts) {
+export function faultOf(error, texts) {
   const said = texts[error.sentence] ?? texts[error.name];
   return said ? filled(said, error.values ?? {}) : String(error.message);
 }

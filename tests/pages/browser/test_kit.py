@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from page_driver import cell, change, figures, strip
+from page_driver import cell, change, figures, strip, then
 from pages import bank, everything, illustrated, model
 
 from selfattn import attention_steps, views
@@ -48,11 +48,10 @@ lines.update([{ name: "0", marks }], "from 1 to 3");
 
 @pytest.fixture
 def kit(visit):
-    code = document.script(*document.KIT, "kit/heat.js", "kit/ribbons.js")
-    code = code.removesuffix("})();</script>")
+    code = then(("kit/heat.js", "kit/pictures.js", "kit/ribbons.js"), SCRIPT)
     return visit(
         f"<!DOCTYPE html><html lang=en><title>kit</title>{document.style()}<link rel=icon href='data:,'>"
-        f"<body class=sa-page><div class=sa-view></div>{code}{SCRIPT}}})();</script>"
+        f"<body class=sa-page><div class=sa-view></div><script>{code}</script>"
     )
 
 

@@ -3,19 +3,15 @@ wrong."""
 
 import base64
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from instruction_sets import using
-from page_driver import CONTRASTS
+from page_driver import CONTRASTS, then
 
 import selfattn as sa
-from selfattn import views
 from selfattn.engine.weights import to_kind
 from selfattn.views.live_pages import LIVE_PAGES, read_kernels
-
-KERNEL = Path(views.__file__).parent / "live/kernel.js"
 
 # Runs attention without and with gradients, and rounds weights: the results in base 64, or the name of an error.
 COMPUTE = """async ([wasm, calls]) => {
@@ -103,7 +99,9 @@ def test_attention_and_rounding_in_a_browser_have_the_bits_of_baseline(browser, 
     with using("baseline"):
         cases = [drawn_call(rng) for _ in range(100)] + [drawn_weight(rng) for _ in range(20)]
     page = browser.new_page()
-    page.add_script_tag(content=KERNEL.read_text() + "Object.assign(globalThis, { Kernel, roundToInt8 });")
+    page.add_script_tag(
+        content=then(["live/kernel.js"], "Object.assign(globalThis, { Kernel, roundToInt8 });")
+    )
     wasm = base64.b64encode(kernels.read_bytes()).decode()
     found, refused, imports, built = page.evaluate(COMPUTE, [wasm, [call for call, _ in cases]])
     page.close()

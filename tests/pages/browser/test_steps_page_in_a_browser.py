@@ -2,7 +2,6 @@
 sizes, hostile text."""
 
 import re
-from importlib import resources
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from page_driver import (
     said,
     stages,
     table,
+    then,
 )
 from pages import NASTY, PAGES, additive, bank, everything, illustrated, large, model, numbers_by_node
 
@@ -114,15 +114,15 @@ def test_the_browser_writes_numbers_as_the_page_does(visit):
         *(rng.integers(-500, 500, 100) / 64),
     ]
     cases = [[float(x), d, p] for x in values for p in (1, 2, 4, 12) for d in {0, p // 2, p}]
-    code = (resources.files("selfattn.views") / "compute.js").read_text("utf-8")
     page = visit("<!DOCTYPE html><title>empty</title>")
-    written = page.evaluate(f"cases => {{ {code} return cases.map((c) => write(...c)) }}", cases)
-    assert written == [number(*case) for case in cases]
-    special = page.evaluate(
-        f"() => {{ {code} return [NaN, Infinity, -Infinity].map((x) => write(x, 2, 4)) }}"
+    page.add_script_tag(
+        content=then(["compute.js"], "Object.assign(globalThis, { writeNumber: write, shade });")
     )
+    written = page.evaluate("cases => cases.map((c) => writeNumber(...c))", cases)
+    assert written == [number(*case) for case in cases]
+    special = page.evaluate("[NaN, Infinity, -Infinity].map((x) => writeNumber(x, 2, 4))")
     assert special == [number(x, 2, 4) for x in (np.nan, np.inf, -np.inf)]
-    shades = page.evaluate(f"cases => {{ {code} return cases.map(([x]) => shade(x, 2.0)) }}", cases)
+    shades = page.evaluate("cases => cases.map(([x]) => shade(x, 2.0))", cases)
     # JavaScript rounds half up and Python half to even, so of the levels only ties may differ
     assert all(
         a == shade(x, 2.0) or (4 * abs(x)) % 1 == 0.5 for a, (x, _, _) in zip(shades, cases, strict=True)

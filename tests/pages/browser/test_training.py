@@ -13,7 +13,7 @@ from selfattn import nn, optim
 from selfattn.views.live_pages import LIVE_PAGES, read_kernels
 
 wait = pytest.importorskip("playwright.sync_api").expect
-SCRIPTS = ("compute.js", "live/kernel.js", "live/letters.js", "live/training.js")
+SCRIPTS = ("live/kernel.js", "live/training.js")
 TRAIN = """async ([wasm, settings, arrays, batches, lr]) => {
     const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
     const text = (array) => btoa([...new Uint8Array(array.buffer, array.byteOffset, array.byteLength)]

@@ -3,6 +3,17 @@
  * embeddings, and the weights of all heads as the explorer stores them. It has no document: `encoder_page.js` asks it.
  */
 
+import { Fault, readJson, readModel, safetensors } from "./readers.js";
+import { tokenizerOf } from "./tokenizers.js";
+import { dot, range } from "../../../../selfattn/views/compute.js";
+import { GROUP, roundToInt8 } from "../../../../selfattn/views/live/kernel.js";
+import { seen } from "../../../../selfattn/views/live/letters.js";
+
+/** @typedef {import("../explorer_parts.js").Habit} Habit */
+/** @typedef {import("../../../../selfattn/views/live/kernel.js").Kernel} Kernel */
+/** @typedef {import("../../../../selfattn/views/live/kernel.js").Weights} Weights */
+/** @typedef {import("../../../../selfattn/views/live/worker.js").Work} Work */
+
 /** @typedef {{ ids: number[], types: number[], tokens: string[], cut: boolean }} Read a text as the model reads it */
 
 const SPECIAL = /^(\[.+\]|<.+>)$/su, NO_WORD = /^[^\p{L}\p{N}_]+$/u;
@@ -310,7 +321,7 @@ function wordsOf(words) {
   return tokenizer;
 }
 
-class Encoder {
+export class Encoder {
   /**
    * @param {string} name
    * @param {any} description
@@ -429,8 +440,8 @@ function scaledToOne(row) {
 // --------------------------------------------------------------------------------------------- what the explorer draws
 
 // PIXELS: the side of a small map.
-const KINDS = ["itself", "first", "separators", "marks", "before", "after", "words"], PIXELS = 48;
-const isSpecial = (/** @type {string} */ token) => SPECIAL.test(token);
+export const KINDS = ["itself", "first", "separators", "marks", "before", "after", "words"], PIXELS = 48;
+export const isSpecial = (/** @type {string} */ token) => SPECIAL.test(token);
 const isMark = (/** @type {string} */ token) =>
   isSpecial(token) || NO_WORD.test(token.replace(/^[␣Ġ▁#]+|[␣Ġ▁#]+$/g, ""));
 
@@ -438,7 +449,7 @@ const isMark = (/** @type {string} */ token) =>
  * The kind of each pair, and the rows that count: `_plan` of pages/heads.py.
  * @type {(tokens: string[], isCausal: boolean) => { kinds: Uint8Array, rows: number[] }}
  */
-function planOf(tokens, isCausal) {
+export function planOf(tokens, isCausal) {
   const n = tokens.length, special = tokens.map(isSpecial), mark = tokens.map(isMark), kinds = new Uint8Array(n * n);
   for (let i = 0; i < n; i++) {
     for (let j = 0; j < n; j++) {
@@ -455,7 +466,7 @@ function planOf(tokens, isCausal) {
  * `habits` of pages/heads.py, over all texts; in a causal model a word has no later keys among which it could choose.
  * @type {(texts: { tokens: string[], weights: Float32Array }[], heads: number[], isCausal?: boolean) => Habit[][]}
  */
-function habitsOf(texts, heads, isCausal = false) {
+export function habitsOf(texts, heads, isCausal = false) {
   const plans = texts.map(({ tokens }) => planOf(tokens, isCausal)),
     count = dot(plans.length, (t) => plans[t].rows.length);
   let from = 0;
@@ -487,7 +498,7 @@ function habitsOf(texts, heads, isCausal = false) {
  * @type {(texts: { tokens: string[], weights: Float32Array }[], heads: number[]) =>
  *   { texts: any[], bytes: Uint8Array }}
  */
-function storedTexts(texts, heads) {
+export function storedTexts(texts, heads) {
   const all = dot(heads.length, (n) => heads[n]), whole = (/** @type {number} */ bytes) => Math.ceil(bytes / 8) * 8;
   const sizes = texts.map(({ tokens: { length: n } }) =>
     [4 * all * n * n, all * Math.min(n, PIXELS) ** 2, 2 * heads.length * n * n].map(whole),
@@ -545,7 +556,7 @@ const SLICE = 15; // milliseconds of a long job, after which other questions are
 const NEAREST = 10;
 
 /** @type {() => Record<string, Work>} the worker's jobs: load a model, look at texts, embed a collection */
-function encoderJobs() {
+export function encoderJobs() {
   /** @type {Encoder | null} */ let encoder = null;
   let /** @type {string[]} */ texts = [], /** @type {Float32Array[]} */ rows = [];
   const product = (/** @type {Float32Array} */ x, /** @type {Float32Array} */ y) => dot(x.length, (k) => x[k] * y[k]);

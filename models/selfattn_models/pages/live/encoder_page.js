@@ -3,6 +3,17 @@
  * nearest. A worker computes; until a model is given it has a toy.
  */
 
+import { encoderJobs } from "./encoder.js";
+import { ModelPage } from "./head_explorer.js";
+import { fetched, picked } from "./readers.js";
+import { clamp, dot, filled, fixed, range } from "../../../../selfattn/views/compute.js";
+import { button, chooser, element, moveAlong, moveFocus, phrase, start } from "../../../../selfattn/views/kit/page.js";
+import { inWorker, serve } from "../../../../selfattn/views/live/worker.js";
+
+/** @typedef {import("../explorer_parts.js").StoredText} StoredText */
+/** @typedef {import("./readers.js").Given} Given */
+/** @typedef {import("../../../../selfattn/views/kit/page.js").Properties} Properties */
+
 class EncoderPage extends ModelPage {
   word = ""; // the token that was chosen
 
@@ -160,12 +171,12 @@ class EncoderPage extends ModelPage {
   }
 
   async look() {
-    const { captions, data } = this,
+    const { captions } = this,
       texts = this.fields.slice(0, this.labels[1].hidden ? 1 : 2).map(({ value }) => value);
     if (!this.model && this.given.length) return this.load(this.given, this.name); // its worker has ended
     const found = await this.during(this.worker.ask("look", { texts }));
     if (!found) return;
-    const { texts: stored, heads, habits, bytes, near, ms, cut, alike } = found,
+    const { texts: stored, near, ms, cut, alike } = found,
       tokens = dot(stored.length, (n) => stored[n].queries.length);
     const common = (/** @type {string} */ token) =>
       stored.every((/** @type {StoredText} */ { queries }) => queries.includes(token));

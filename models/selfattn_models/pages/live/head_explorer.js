@@ -2,6 +2,16 @@
  * What pages of models share: files that are dropped, and the explorer, which is fed again and again.
  */
 
+import { ExplorerPage } from "../explorer.js";
+import { isSpecial, KINDS } from "./encoder.js";
+import { dropped } from "./readers.js";
+import { filled } from "../../../../selfattn/views/compute.js";
+import { element } from "../../../../selfattn/views/kit/page.js";
+import { KernelPage } from "../../../../selfattn/views/live/kernel_page.js";
+
+/** @typedef {import("../explorer_parts.js").StoredText} StoredText */
+/** @typedef {import("./readers.js").Given} Given */
+
 /**
  * The explorer below the fields, which have its first line; each change of a text makes a new one, with the choices of
  * the last.
@@ -35,7 +45,7 @@ function placesOf(texts, captions) {
   );
 }
 
-class ModelPage extends KernelPage {
+export class ModelPage extends KernelPage {
   /** @type {ExplorerPage | undefined} */ explorer;
   /** @type {Given[]} the files of the model */ given = [];
   name = "";

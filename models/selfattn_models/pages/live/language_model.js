@@ -3,12 +3,24 @@
  * rounded to int8. It reads a text, says what comes next, and writes. It has no document: `language_page.js` asks it.
  */
 
+import { habitsOf, storedTexts } from "./encoder.js";
+import { Fault, npz, readGguf, readModel } from "./readers.js";
+import { ggufTokenizer } from "./tokenizers.js";
+import { dot, range } from "../../../../selfattn/views/compute.js";
+import { roundToInt8 } from "../../../../selfattn/views/live/kernel.js";
+import { describeLetters, drawingOf, drawn, lettersOf, seen } from "../../../../selfattn/views/live/letters.js";
+
+/** @typedef {import("../../../../selfattn/views/live/letters.js").Drawing} Drawing */
+/** @typedef {import("../../../../selfattn/views/live/letters.js").Letters} Letters */
+/** @typedef {import("../../../../selfattn/views/live/letters.js").Spelling} Spelling */
+/** @typedef {import("../../../../selfattn/views/live/worker.js").Work} Work */
+
 /**
  * @typedef {{ description: any, tokenizer: Spelling, ends: number[], most: number }} Language
  */
 
 const LONGEST_TEXT = 1024; // tokens of a GGUF file's cache
-const MOST_SHOWN = 128; // tokens whose heads are drawn
+export const MOST_SHOWN = 128; // tokens whose heads are drawn
 const LIKELY = 10; // tokens that are listed
 
 /**
@@ -19,7 +31,7 @@ const unscaled = (array, out, into, scale) =>
   Float32Array.from({ length: out * into }, (_, n) => array[n] * scale[Math.floor(n / into)]);
 
 /** @type {(entry: any, settings: Letters) => Promise<Language>} the arrays of views/gpt.py */
-async function readLetters(entry, settings) {
+export async function readLetters(entry, settings) {
   const arrays = new Map(), found = await npz(entry);
   for (const [name, tensor] of found) {
     const scale = found.get(`${name}_scale`), data = await tensor.read();
@@ -57,7 +69,7 @@ function rotaryTables(width, theta, longest) {
  * A file of the Llama family, as models.load(path, dtype="int8") reads it.
  * @type {(entry: any, progress: (part: number) => void) => Promise<Language>}
  */
-async function readLlama(entry, progress) {
+export async function readLlama(entry, progress) {
   const { metadata, tensors } = await readGguf(entry), name = metadata.get("general.architecture");
   const of = (/** @type {string} */ key, /** @type {any} */ otherwise) => metadata.get(`${name}.${key}`) ?? otherwise;
   const scaled = [...metadata.keys()].find(
@@ -152,7 +164,7 @@ async function readLlama(entry, progress) {
 }
 
 /** @type {() => Record<string, Work>} the worker's jobs: load a model, look at a text, say what comes next, write */
-function languageJobs() {
+export function languageJobs() {
   /** @type {Language | null} */ let language = null;
   /** @type {any} */ let model = null;
   let /** @type {Float32Array} */ logits = new Float32Array();

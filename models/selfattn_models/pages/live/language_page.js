@@ -3,6 +3,17 @@
  * token by token. A worker computes; until a file is given it has the letters' model of the page.
  */
 
+import { ModelPage } from "./head_explorer.js";
+import { languageJobs, MOST_SHOWN } from "./language_model.js";
+import { picked } from "./readers.js";
+import { filled, fixed } from "../../../../selfattn/views/compute.js";
+import { button, element, phrase, start } from "../../../../selfattn/views/kit/page.js";
+import { drawBars, tint } from "../../../../selfattn/views/kit/pictures.js";
+import { inWorker, serve } from "../../../../selfattn/views/live/worker.js";
+
+/** @typedef {import("./readers.js").Given} Given */
+/** @typedef {import("../../../../selfattn/views/live/letters.js").Drawing} Drawing */
+
 const MOST_WRITTEN = 200; // tokens
 
 class LanguagePage extends ModelPage {

@@ -6,6 +6,8 @@
  * allocated.
  */
 
+import { range } from "../../../../selfattn/views/compute.js";
+
 /** @typedef {{ path: string, file: Blob }} Given */
 /**
  * A file, read in parts.
@@ -31,7 +33,7 @@ const FOLDER = [
 ];
 
 /** What is wrong with a file and what to do: the name of a sentence of the page, and the values in its places. */
-class Fault extends Error {
+export class Fault extends Error {
   /** @param {string} sentence @param {Record<string, string | number>} values */
   constructor(sentence, values) {
     super(`${sentence} ${JSON.stringify(values)}`);
@@ -42,7 +44,7 @@ class Fault extends Error {
 }
 
 /** @type {(file: string, place: string | number) => Fault} */
-const damaged = (file, place) => new Fault("damaged file", { file, place });
+export const damaged = (file, place) => new Fault("damaged file", { file, place });
 
 /** @type {(size: number, file: string) => ArrayBuffer} memory, or a fault if there is not as much */
 function memoryFor(size, file) {
@@ -59,7 +61,7 @@ function memoryFor(size, file) {
  * The files of a drop, with those of its folders; called in the event itself.
  * @type {(transfer: DataTransfer) => Promise<Given[]>}
  */
-async function dropped(transfer) {
+export async function dropped(transfer) {
   /** @type {Given[]} */
   const found = [];
   const walk = async (/** @type {any} */ entry) => {
@@ -83,13 +85,13 @@ async function dropped(transfer) {
 }
 
 /** @type {(files: Iterable<File>) => Given[]} the files that a field of the page has */
-const picked = (files) => [...files].map((file) => ({ path: file.webkitRelativePath || file.name, file }));
+export const picked = (files) => [...files].map((file) => ({ path: file.webkitRelativePath || file.name, file }));
 
 /**
  * A .zip, a .gguf, or a folder's files, of which some may be missing.
  * @type {(address: string, progress?: (bytes: number) => void) => Promise<Given[]>}
  */
-async function fetched(address, progress = () => {}) {
+export async function fetched(address, progress = () => {}) {
   let bytes = 0;
   /** @type {Given[]} */
   const found = [];
@@ -113,7 +115,7 @@ async function fetched(address, progress = () => {}) {
 }
 
 /** @type {(file: Blob, path: string) => Entry} */
-function entryOf(file, path) {
+export function entryOf(file, path) {
   const bytes = async (from = 0, to = file.size) => {
     const content = await file.slice(from, to).arrayBuffer().catch(() => {
       throw new Fault("not read", { file: path });
@@ -128,7 +130,7 @@ function entryOf(file, path) {
  * A model's files by name within its folder; a .gguf or .npz file is alone in it.
  * @type {(given: Given[]) => Promise<Map<string, Entry>>}
  */
-async function readModel(given) {
+export async function readModel(given) {
   let files = new Map(given.map(({ path, file }) => [path, entryOf(file, path)]));
   const [alone] = files.size === 1 ? files.values() : [];
   const begin = alone ? String.fromCharCode(...await alone.bytes(0, Math.min(4, alone.size))) : "";
@@ -176,7 +178,7 @@ async function standIn(entry) {
 }
 
 /** @type {(entry: Entry) => Promise<any>} */
-async function readJson(entry) {
+export async function readJson(entry) {
   if (entry.size > MOST_HEADER) throw new Fault("too large", { file: entry.path, size: entry.size });
   try {
     return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(await entry.bytes()));
@@ -478,7 +480,7 @@ const SAFETENSORS = {
 const isSize = (/** @type {any} */ n) => Number.isSafeInteger(n) && n >= 0;
 
 /** @type {(entry: Entry) => Promise<Map<string, Tensor>>} */
-async function safetensors(entry) {
+export async function safetensors(entry) {
   const wrong = async (/** @type {string | number} */ place) => await standIn(entry) ?? damaged(entry.path, place);
   if (entry.size < 8) throw await wrong(0);
   const length = new DataView((await entry.bytes(0, 8)).buffer).getBigUint64(0, true);
@@ -517,7 +519,7 @@ async function safetensors(entry) {
 }
 
 /** @type {(entry: Entry) => Promise<Map<string, Tensor>>} what numpy.savez writes; nothing is unpickled */
-async function npz(entry) {
+export async function npz(entry) {
   /** @type {Record<string, string>} */
   const kinds = { "<f4": "F32", "<f2": "F16", "|i1": "I8" };
   /** @type {Map<string, Tensor>} */
@@ -581,7 +583,7 @@ const SCALARS = {
 };
 
 /** @type {(entry: Entry) => Promise<{ metadata: Map<string, any>, tensors: Map<string, Tensor> }>} */
-async function readGguf(entry) {
+export async function readGguf(entry) {
   for (let size = Math.min(entry.size, 2 ** 22); ; size = Math.min(entry.size, 4 * size)) {
     const head = new Cursor(await entry.bytes(0, size), entry.path);
     try {

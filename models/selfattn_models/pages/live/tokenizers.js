@@ -7,6 +7,11 @@
  * hexadecimal.
  */
 
+import { Fault, readJson } from "./readers.js";
+import { range } from "../../../../selfattn/views/compute.js";
+
+/** @typedef {import("./readers.js").Entry} Entry */
+
 /**
  * A character, and where in the text it comes from, in UTF-16 units.
  * @typedef {{ c: string, from: number, to: number }} Letter
@@ -20,7 +25,7 @@
 /** @type {(hex: string) => string} the ranges as the inside of a regular expression's brackets */
 const inBrackets = (hex) => hex.replace(/[0-9A-F]+/g, "\\u{$&}").replaceAll(" ", "");
 /** @type {(category: string, lacks: string, has?: string) => RegExp} */
-const characters = (category, lacks, has = "") =>
+export const characters = (category, lacks, has = "") =>
   new RegExp(`^(?:(?![${inBrackets(lacks)}])[${category}]${has && `|[${has}]`})$`, "u");
 const MARKS = characters(
   "\\p{Mn}",
@@ -74,7 +79,7 @@ const BYTE_NAMES = range(256).map((n) => String.fromCharCode(SEEN.includes(n) ? 
 const BYTES_OF = new Map(BYTE_NAMES.map((name, n) => [name, n]));
 
 /** @type {(letters: Letter[]) => string} */
-const textOf = (letters) => letters.map(({ c }) => c).join("");
+export const textOf = (letters) => letters.map(({ c }) => c).join("");
 
 /**
  * Each character becomes any number of characters.
@@ -109,7 +114,7 @@ function composed(letters) {
 }
 
 /** @type {Record<string, (letters: Letter[], settings: any) => Letter[]>} */
-const NORMALIZERS = {
+export const NORMALIZERS = {
   BertNormalizer: (
     letters,
     { clean_text: clean, handle_chinese_chars: apart, strip_accents: strip, lowercase: lower },
@@ -160,7 +165,7 @@ const compiled = (pattern) =>
   );
 
 /** @type {Record<string, (words: Letter[], settings: any) => Letter[][]>} */
-const CUTTERS = {
+export const CUTTERS = {
   BertPreTokenizer: (letters) =>
     cutAt(letters, (n) => [letters[n].c, letters[n - 1].c].some((c) => SPACE.test(c) || PUNCTUATION.test(c))).filter(
       ([{ c }]) => !SPACE.test(c),
@@ -179,7 +184,7 @@ const CUTTERS = {
   },
 };
 
-class Tokenizer {
+export class Tokenizer {
   /** @param {any} parts of tokenizer.json @param {string} file */
   constructor(
     { normalizer, pre_tokenizer: cutter, model, post_processor: frame, decoder, added_tokens: added = [] },
@@ -468,7 +473,7 @@ function trimmed(tokens, prefix, text) {
  * The tokenizer that Transformers makes of a folder, whose classes replace some steps.
  * @type {(files: Map<string, Entry>, config?: any) => Promise<Tokenizer>}
  */
-async function tokenizerOf(files, config = {}) {
+export async function tokenizerOf(files, config = {}) {
   const entry = files.get("tokenizer.json"), side = files.get("tokenizer_config.json");
   if (!entry) throw new Fault("no tokenizer", { file: [...files.keys()][0] ?? "" });
   const parts = await readJson(entry), settings = side ? await readJson(side) : {};
@@ -553,7 +558,7 @@ function addSpecial(parts, settings, name, file) {
  * The byte-level tokenizer of a GGUF file's header, as Python makes it.
  * @type {(metadata: Map<string, any>, file: string) => Tokenizer}
  */
-function ggufTokenizer(metadata, file) {
+export function ggufTokenizer(metadata, file) {
   const of = (/** @type {string} */ name) => metadata.get(`tokenizer.ggml.${name}`);
   /** @type {string[]} */
   const tokens = of("tokens") ?? [];

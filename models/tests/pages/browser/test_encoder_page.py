@@ -21,7 +21,7 @@ from selfattn_models import _pipeline
 from selfattn_models.pages.live_pages import LIVE_PAGES
 from selfattn_models.pages.texts import own
 
-SCRIPTS = ("compute.js", "live/kernel.js", *own("live/readers.js", "live/encoder.js"))
+SCRIPTS = ("live/kernel.js", *own("live/readers.js", "live/encoder.js"))
 FAMILIES = {"bert": models.BertModel, "distilbert": models.DistilBertModel, "roberta": models.RobertaModel}
 
 COMPUTE = """async ([wasm, folders]) => {
@@ -117,8 +117,10 @@ def test_drawn_encoders_have_the_bits_of_baseline(browser, kernels, tmp_path):
             }
             folders.append({"files": files, "kind": "int8" if kind == "int8" else "float32", "reads": reads})
     page = browser.new_page()
-    more = "globalThis.tokenizerOf = async () => ({}); Object.assign(globalThis, { Kernel, Encoder, readModel });"
-    page.add_script_tag(content=then(SCRIPTS, more))
+    code = then(SCRIPTS, "Object.assign(globalThis, { Kernel, Encoder, readModel });")
+    page.add_script_tag(
+        content=code.replace("await tokenizerOf(own, config)", "{}")
+    )  # drawn folders have none
     found = page.evaluate(COMPUTE, [base64.b64encode(kernels.read_bytes()).decode(), folders])
     page.close()
     different = [
