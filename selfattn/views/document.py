@@ -231,7 +231,7 @@ def _imported(name: str, path: str) -> str:
 
 def _variable(name: str) -> str:
     """Return the variable of a file's exports: no two files of a page have one name."""
-    return f"${posixpath.basename(name).removesuffix('.js')}"
+    return f"${posixpath.basename(name.replace(':', '/')).removesuffix('.js')}"
 
 
 def style(*names: str) -> str:
