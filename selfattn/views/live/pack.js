@@ -1,0 +1,75 @@
+/*
+ * Reads packs, which selfattn/views/packs.py writes and describes.
+ *
+ * A pack may be hostile: each offset, shape, type and size is compared with the bytes that are there before an array is
+ * made; what the numbers mean is checked by the kernel, and texts of a pack are shown as text.
+ */
+
+/**
+ * @typedef {{ kind: string, name: string, model: any, tokenizer: any, ends?: number[], most?: number,
+ *   [more: string]: any }} Pack
+ */
+
+const PACK_MARK = "sa-pack1";
+const ALIGNED = 64; // bytes
+const MOST_HEADER = 2 ** 28; // bytes
+
+/** What is wrong with a file and what to do: the name of a sentence of the page, and the values in its places. */
+class Fault extends Error {
+  /** @param {string} sentence @param {Record<string, string | number>} values */
+  constructor(sentence, values) {
+    super(`${sentence} ${JSON.stringify(values)}`);
+    this.name = Fault.name;
+    this.sentence = sentence;
+    this.values = values;
+  }
+}
+
+/**
+ * A pack's header, whose model has the arrays: views of the bytes, int8 under the name "values" and else float32.
+ * @type {(given: Blob | Uint8Array<ArrayBuffer>, file: string) => Promise<Pack>}
+ */
+async function readPack(given, file) {
+  const bytes = given instanceof Uint8Array ? given : new Uint8Array(await given.arrayBuffer().catch(() => {
+    throw new Fault("not read", { file });
+  }));
+  const begin = PACK_MARK.length + 8, view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
+  if (bytes.length < begin || String.fromCharCode(...bytes.subarray(0, PACK_MARK.length)) !== PACK_MARK) {
+    throw new Fault("no pack", { file });
+  }
+  const damaged = (/** @type {string | number} */ place) => new Fault("damaged file", { file, place });
+  const cut = () => new Fault("cut file", { file, size: bytes.length });
+  const length = Number(view.getBigUint64(PACK_MARK.length, true)), first = begin + length;
+  if (length > MOST_HEADER || first % ALIGNED) throw damaged(PACK_MARK.length);
+  if (first > bytes.length) throw cut();
+  /** @type {any} */
+  let header;
+  try {
+    header = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(begin, first)));
+  } catch {
+    throw damaged("JSON");
+  }
+  const size = (/** @type {unknown} */ n) => Number.isInteger(n) && Number(n) >= 0;
+  const arrayOf = (/** @type {any} */ { type, shape, at }, /** @type {string} */ name) => {
+    const wanted = name === "values" ? "int8" : "float32", width = wanted === "int8" ? 1 : 4;
+    if (type !== wanted || !Array.isArray(shape) || !shape.every(size) || !size(at) || at % ALIGNED) {
+      throw damaged(name);
+    }
+    const count = shape.reduce((a, b) => a * b, 1), from = first + at;
+    if (!(from + count * width <= bytes.length)) throw cut();
+    return wanted === "int8"
+      ? new Int8Array(bytes.buffer, bytes.byteOffset + from, count)
+      : new Float32Array(bytes.buffer, bytes.byteOffset + from, count);
+  };
+  const withArrays = (/** @type {any} */ value, name = "") => {
+    if (typeof value !== "object" || value === null) return value;
+    if ("at" in value) return arrayOf(value, name);
+    if (Array.isArray(value)) return value.map((each) => withArrays(each));
+    return Object.fromEntries(Object.entries(value).map(([own, each]) => [own, withArrays(each, own)]));
+  };
+  const { model, tokenizer } = header ?? {};
+  if (!Array.isArray(model?.layers) || !Number.isInteger(model.d) || typeof tokenizer !== "object" || !tokenizer) {
+    throw damaged("JSON");
+  }
+  return { ...header, name: String(header.name ?? ""), model: withArrays(model) };
+}
