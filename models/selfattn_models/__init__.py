@@ -46,6 +46,7 @@ __all__ = [
     "SmolLM3ForCausalLM",
     "ViTModel",
     "load",
+    "pack",
     "save",
 ]
 _MODULES = ("interop", "pages", "readings", "search")
@@ -77,11 +78,13 @@ if TYPE_CHECKING:
         load,
         save,
     )
+    from selfattn_models.packs import pack
 else:
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
-            return getattr(import_module("selfattn_models.loading"), name)
+            home = "packs" if name == "pack" else "loading"
+            return getattr(import_module(f"selfattn_models.{home}"), name)
         if name in _MODULES:
             return import_module(f"selfattn_models.{name}")
         raise AttributeError(f"module 'selfattn_models' has no attribute {name!r}")

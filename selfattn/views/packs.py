@@ -5,7 +5,8 @@ at a multiple of 64 bytes; then arrays, each at a multiple of 64 bytes. In the h
 "float32" or "int8", "shape": [...], "at": bytes after the header}``. ``live/pack.js`` reads it. The header::
 
     {"kind": "encoder" or "language", "name": "…", "model": what Kernel.transformer of live/kernel.js takes,
-     "tokenizer": {"letters": [...]}, {"words": [...]} or {"json": a tokenizer.json, "limit": …, "side": …}, …}
+     "tokenizer": {"letters": [...]}, {"words": [...], "limit": n}, or the tables of selfattn_models.packs,
+     of a language model "ends": ids that end a text, "most": tokens of a text}
 """
 
 from __future__ import annotations
