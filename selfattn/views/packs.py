@@ -11,8 +11,10 @@ at a multiple of 64 bytes; then arrays, each at a multiple of 64 bytes. In the h
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 MARK = b"sa-pack1"
 ALIGNED = 64  # bytes
 TYPES = ("float32", "int8")
+SUFFIX = ".sapack"
+MOST_INSIDE = 4_000_000  # bytes of a pack that a page has inside; a page fetches a larger one
 # Parameters of a layer, by their names in JavaScript.
 PARAMETERS = {
     "query": "query",
@@ -78,6 +82,13 @@ def pack_bytes(header: dict[str, Any]) -> bytes:
     written = json.dumps({**header, "model": place(header["model"])}, allow_nan=False).encode()
     written += b" " * (-(len(MARK) + 8 + len(written)) % ALIGNED)
     return b"".join((MARK, len(written).to_bytes(8, "little"), written, *parts))
+
+
+def pack_data(name: str, pack: bytes) -> dict[str, Any]:
+    """Return how a page's script gets a pack: deflated and in base64, or by the address of a file next to the page."""
+    if len(pack) > MOST_INSIDE:
+        return {"address": name + SUFFIX, "size": len(pack)}
+    return {"pack": base64.b64encode(zlib.compress(pack, 9)).decode()}
 
 
 def described(model: Transformer, head: Weight | None = None) -> dict[str, Any]:

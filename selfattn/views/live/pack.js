@@ -73,3 +73,24 @@ async function readPack(given, file) {
   }
   return { ...header, name: String(header.name ?? ""), model: withArrays(model) };
 }
+
+/** @type {(transfer: DataTransfer) => File | undefined} the file of a drop; a folder is a fault */
+function droppedPack(transfer) {
+  const folder = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).find((entry) => entry?.isDirectory);
+  if (folder) throw new Fault("no pack", { file: folder.name });
+  return transfer.files[0];
+}
+
+/** @type {(address: string, progress: (bytes: number) => void) => Promise<Blob>} */
+async function fetchedPack(address, progress) {
+  const answer = await fetch(address).catch(() => null);
+  if (!answer?.ok || !answer.body) throw new Fault("not fetched", { address, status: answer?.status ?? 0 });
+  let bytes = 0;
+  const counting = new TransformStream({
+    transform(chunk, out) {
+      progress((bytes += chunk.length));
+      out.enqueue(chunk);
+    },
+  });
+  return new Response(answer.body.pipeThrough(counting)).blob();
+}
