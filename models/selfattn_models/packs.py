@@ -163,7 +163,7 @@ def _encoder(model: Any) -> dict[str, Any]:
     return {
         "kind": "encoder",
         "model": found,
-        "tokenizer": _tables(model) | {"limit": model.max_seq_length},
+        "tokenizer": tables(model) | {"limit": model.max_seq_length},
         "pad": model.pad,
         "pipeline": {
             "modes": list(pipeline.modes),
@@ -181,13 +181,13 @@ def _language_model(model: Any) -> dict[str, Any]:
     return {
         "kind": "language",
         "model": described(settings, model._head(parameters)),
-        "tokenizer": _tables(model),
+        "tokenizer": tables(model),
         "ends": sorted(model.stop_ids),
         "most": most,
     }
 
 
-def _tables(model: Any) -> dict[str, Any]:
+def tables(model: Any) -> dict[str, Any]:
     """Return the tables of a model's tokenizer, which the tokenizer of a page does; another part is a ValueError."""
     if model.tokenizer is None:
         raise ValueError(_tokenizer.missing_message(model._folder))
@@ -197,8 +197,7 @@ def _tables(model: Any) -> dict[str, Any]:
         return ValueError(f"pages do not do a part of this tokenizer: {json.dumps(part)[:80]}")
 
     for step, (inner, known) in STEPS.items():
-        part = found[step]
-        parts = [] if part is None else part[inner] if part["type"] == "Sequence" else [part]
+        parts = _flat(found[step], inner)
         for each in parts:
             if each["type"] not in known:
                 raise refuse(each["type"])
@@ -229,3 +228,10 @@ def _tables(model: Any) -> dict[str, Any]:
         "model": found["model"],
         "side": str(cutting.get("direction", "right")).lower(),
     }
+
+
+def _flat(part: Any, inner: str) -> list[Any]:
+    """Return the parts of a step of a tokenizer, in which sequences may be nested."""
+    if part is None or part["type"] != "Sequence":
+        return [part] if part else []
+    return [each for one in part[inner] for each in _flat(one, inner)]

@@ -109,15 +109,11 @@ def described(model: Transformer, head: Weight | None = None) -> dict[str, Any]:
         "layers": [_layer(layer) for layer in model.layers],
     }
     if model.table is not None:
-        found |= {"vocabulary": model.table.shape[0], "tableKind": _kind(model.table)}
+        found["vocabulary"] = model.table.shape[0]
     if head is not None:
         found["output"] = "table" if head is model.table else {"weight": _weight(head), "bias": None}
     width = model.table if model.table is not None else model.layers[0].query.weight
     return {"d": width.shape[1], **{name: value for name, value in found.items() if value is not None}}
-
-
-def _kind(weight: Weight) -> str:
-    return "int8" if isinstance(weight, Compact) else "float32"
 
 
 def _weight(weight: Weight) -> Any:
@@ -135,18 +131,20 @@ def _norm(norm: Norm | None) -> dict[str, Any] | None:
 
 
 def _layer(layer: Layer) -> dict[str, Any]:
-    query = layer.query
+    heads, key_heads = layer.num_heads, layer.num_key_heads or layer.num_heads
     if layer.key is None:  # query, key and value are in one matrix
-        biases = [None] * 3 if query.bias is None else np.split(query.bias, 3)
-        query, key, value = map(Projection, np.split(np.asarray(query.weight), 3), biases)
+        weight, bias = np.asarray(layer.query.weight), layer.query.bias
+        cuts = np.cumsum([heads, key_heads]) * (len(weight) // (heads + 2 * key_heads))
+        biases = [None] * 3 if bias is None else np.split(bias, cuts)
+        query, key, value = map(Projection, np.split(weight, cuts), biases)
         layer = layer._replace(query=query, key=key, value=value)
     given = {name: getattr(layer, field) for name, field in PARAMETERS.items()}
-    width = layer.query.weight.shape[0] // layer.num_heads
+    width = layer.query.weight.shape[0] // heads
     norms = layer.attention_norm, layer.feed_forward_norm
     rotary = layer.rotary
     return {
-        "heads": layer.num_heads,
-        "keyHeads": layer.num_key_heads or layer.num_heads,
+        "heads": heads,
+        "keyHeads": key_heads,
         "width": width,
         "hidden": 0 if layer.up is None else layer.up.weight.shape[0],
         "eps": [0.0 if norm is None else norm.eps for norm in norms],
@@ -158,7 +156,7 @@ def _layer(layer: Layer) -> dict[str, Any]:
         "scale": 1 / math.sqrt(width) if layer.scale is None else layer.scale,
         "softcap": layer.softcap,
         "activation": layer.activation,
-        "weights": _kind(layer.query.weight),
+        "weights": "int8" if isinstance(layer.query.weight, Compact) else "float32",
         "rotary": rotary
         and {
             "cos": rotary.cos,

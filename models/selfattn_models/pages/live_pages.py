@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from selfattn import files, nn
+from selfattn import nn
 from selfattn.text import WhitespaceTokenizer
 from selfattn.tutorials import embedding_model, load
 from selfattn.views.document import Document
 from selfattn.views.gpt import PROMPT, page_gpt
-from selfattn.views.language import VIEWS
 from selfattn.views.live_pages import MOST_RIBBONS, Kernels, LivePage, live_page
+from selfattn.views.packs import gpt_pack, pack_data
+from selfattn_models.packs import packed
 from selfattn_models.pages.texts import ENCODER, LANGUAGE_MODEL, PACKAGE, own
+
+COMMAND = "selfattn pages DIR --model {}"  # makes the page of a model
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,11 +29,10 @@ class _Encoder(LivePage):
 
 def _encoder(kernels: Kernels, lang: str) -> Document:
     data = {
-        "toy": {name: base64.b64encode(content).decode() for name, content in _toy().items()},
+        **pack_data("", packed(_toy(), "")),
         "sentences": load("sentence_embeddings")["sentences"],
         "ribbons": MOST_RIBBONS,
-        "site": "encoder.zip",
-        "code": 'models.save(models.load("all-MiniLM-L6-v2", dtype="int8"), "minilm-int8")',
+        "code": COMMAND.format("all-MiniLM-L6-v2"),
     }
     return live_page(_Encoder, "encoder", ENCODER, kernels, lang, data, PACKAGE)
 
@@ -46,30 +44,17 @@ class _LanguageModel(LivePage):
 
 
 def _language_model(kernels: Kernels, lang: str) -> Document:
-    model, alphabet = page_gpt()
-    letters = resources.files(VIEWS).joinpath("data", "gpt.npz").read_bytes()
-    settings = {
-        "alphabet": list(alphabet),
-        "heads": model.num_heads,
-        "layers": model.num_layers,
-        "context": model.max_seq_len,
-        "eps": getattr(model.norm, "eps", 1e-5),
-        "activation": "gelu",
-    }
     data = {
-        "letters": base64.b64encode(letters).decode(),
-        "settings": settings,
+        **pack_data("", gpt_pack(*page_gpt())),
         "prompt": PROMPT,
         "ribbons": MOST_RIBBONS,
+        "code": COMMAND.format("SmolLM2-135M-Instruct.Q4_1.gguf"),
     }
     return live_page(_LanguageModel, "language", LANGUAGE_MODEL, kernels, lang, data, PACKAGE)
 
 
-def _toy() -> dict[str, bytes]:
-    """Return the files of the second tutorial's model with two heads.
-
-    The model knows the tutorial's words and has zeros for others.
-    """
+def _toy() -> nn.EmbeddingModel:
+    """Return the second tutorial's model with two heads; it knows the tutorial's words and has zeros for others."""
     state = embedding_model("two_heads", np.float32).state_dict()
     name, words = "embedding_layer.weight", ["<unk>", *load("sentence_embeddings")["words"]]
     state[name] = np.vstack([np.zeros_like(state[name][:1]), state[name]])
@@ -77,9 +62,7 @@ def _toy() -> dict[str, bytes]:
         WhitespaceTokenizer(words), len(words), state[name].shape[1], max_seq_len=16, num_heads=2
     )
     model.load_state_dict(state)
-    with tempfile.TemporaryDirectory() as folder:
-        files.save_model(model, folder)
-        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+    return model
 
 
 #: The live pages by the names of their files, in the order of the start page.

@@ -10,9 +10,7 @@ _ENGLISH = read("en", PACKAGE)
 EXPLORER: dict[str, str] = TOOLS | MODELS | _ENGLISH["explorer"]
 MAP: dict[str, str] = TOOLS | _ENGLISH["map"]
 START: dict[str, str] = _ENGLISH["start"]
-#: What is wrong with a file that a live page reads, and what to do.
-FILES: dict[str, str] = _ENGLISH["files"]
-ENCODER: dict[str, str] = EXPLORER | LIVE | FILES | _ENGLISH["encoder"]
+ENCODER: dict[str, str] = EXPLORER | LIVE | _ENGLISH["encoder"]
 LANGUAGE_MODEL: dict[str, str] = ENCODER | _ENGLISH["language model"]
 
 

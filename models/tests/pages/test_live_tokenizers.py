@@ -1,16 +1,17 @@
-"""Tokenizers of live pages, under node, against Hugging Face's library: ids, types and places of drawn texts in many
+"""The tokenizer of live pages, under node, against Hugging Face's library: ids, types and places of drawn texts in many
 scripts."""
 
-import json
 import random
 import re
 import unicodedata
 from importlib import resources
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
 from live import TOKENIZERS, run
 
+from selfattn_models import packs
 from selfattn_models.pages.texts import PACKAGE
 
 AddedToken, Tokenizer = tokenizers.AddedToken, tokenizers.Tokenizer
@@ -58,18 +59,8 @@ def texts(count, seed=0, known=()):
     return [*whole, "", " ", "ab" * 3000, "é" * 99 + "x"]
 
 
-def folder(made):
-    return {
-        "tokenizer.json": json.loads(made.to_str()),
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
-    }
-
-
 BODY = """
-const entries = Object.entries(given.files ?? {});
-const files = new Map(entries.map(([path, tree]) => [path, entryOf(new Blob([JSON.stringify(tree)]), path)]));
-const made = given.metadata ? ggufTokenizer(new Map(given.metadata), "x") : await tokenizerOf(files);
-made.limit = given.limit ?? null;
+const made = new Tokenizer(given.tables);
 return given.texts.map((each) => {
   const { ids, types, offsets } = made.encode(...each);
   return [ids, types, offsets, given.decodes ? made.decode(ids) : ""];
@@ -86,11 +77,12 @@ def places(text):
     return found
 
 
-def check(made, given, drawn, limit=None, decodes=False):
+def check(made, drawn, limit=None, decodes=False):
     made.no_padding()
     made.no_truncation() if limit is None else made.enable_truncation(limit)
     pairs = [[text] for text in drawn] + [drawn[n : n + 2] for n in range(0, min(len(drawn) - 1, 60), 2)]
-    found = run(TOKENIZERS, BODY, {**given, "texts": pairs, "limit": limit, "decodes": decodes})
+    tables = packs.tables(SimpleNamespace(tokenizer=made)) | {"limit": limit}
+    found = run(TOKENIZERS, BODY, {"tables": tables, "texts": pairs, "decodes": decodes})
     for texts, (ids, types, offsets, text) in zip(pairs, found, strict=True):
         expected = made.encode(*texts)
         assert ids == expected.ids, (texts, expected.tokens)
@@ -143,7 +135,7 @@ def byte_level(cutter, after=None, normalizer=None, ignore_merges=False):
 )
 def test_wordpiece_is_the_librarys(options, limit):
     made = word_piece(**options)
-    check(made, {"files": folder(made)}, texts(200, 1), limit)
+    check(made, texts(200, 1), limit)
 
 
 def test_byte_level_bpe_is_the_librarys():
@@ -168,23 +160,7 @@ def test_byte_level_bpe_is_the_librarys():
     for seed, (made, limit) in enumerate(
         [(gpt2, None), (roberta, 12), (smollm2, None), (llama3, 7), (qwen2, None)]
     ):
-        check(made, {"files": folder(made)}, texts(120, seed), limit, decodes=limit is None)
-
-
-def test_parts_that_are_not_done_are_named():
-    whole = folder(word_piece())
-    steps = {
-        "normalizer": "Nmt",
-        "pre_tokenizer": "Metaspace",
-        "model": "Unigram",
-        "post_processor": "New",
-        "decoder": "CTC",
-    }
-    for step, name in steps.items():
-        tree = whole["tokenizer.json"] | {step: {"type": name, "vocab": {}}}
-        body = BODY.replace("await tokenizerOf(files)", "await tokenizerOf(files).catch((error) => error)")
-        body = body.partition("made.limit")[0] + "return [made.sentence, made.values?.part];"
-        assert run(TOKENIZERS, body, {"files": {"tokenizer.json": tree}}) == ["tokenizer part", name]
+        check(made, texts(120, seed), limit, decodes=limit is None)
 
 
 def test_a_new_pair_of_a_lower_rank_is_joined_first():
@@ -192,7 +168,7 @@ def test_a_new_pair_of_a_lower_rank_is_joined_first():
     vocab = {name: n for n, name in enumerate([*letters, "ab", "aba"])}
     made = Tokenizer(models.BPE(vocab, [("ab", "a"), ("a", "b")]))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    check(made, {"files": folder(made)}, ["abab", "ababab abaab"])
+    check(made, ["abab", "ababab abaab"])
 
 
 def test_characters_that_browsers_and_the_library_take_differently():

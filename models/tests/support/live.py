@@ -9,8 +9,7 @@ from page_driver import then
 
 from selfattn_models.pages.texts import own
 
-READERS = own("live/readers.js")
-TOKENIZERS = (*READERS, *own("live/tokenizers.js"))
+TOKENIZERS = own("live/tokenizers.js")
 
 
 def run(scripts, body, given=None, memory=None):

@@ -271,7 +271,7 @@ export const bring = (target, block) => target.scrollIntoView({ block, behavior:
 export const isStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /** @type {(base64: string) => Promise<ArrayBuffer>} the bytes of a page, which are deflated and in base64 */
-async function inflate(base64) {
+export async function inflate(base64) {
   const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
   const { DecompressionStream } = /** @type {any} */ (globalThis);
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();

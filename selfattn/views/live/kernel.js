@@ -20,8 +20,8 @@
  *   gradOut?: Floats | null }} AttentionCall
  */
 /**
- * width is that of a head; hidden 0: there is no feed-forward network; weights "int8" rounds the projections, as
- * Python's weights="int8" does; parameters have the names of PARAMETERS.
+ * width is that of a head; hidden 0: there is no feed-forward network; weights is the kind of the projections;
+ * parameters have the names of PARAMETERS.
  * @typedef {{ heads: number, keyHeads?: number, width: number, hidden?: number, eps: [number, number],
  *   rms?: [boolean, boolean], normFirst?: boolean, causal?: boolean, windowLeft?: number | null,
  *   windowRight?: number | null, scale?: number, softcap?: number | null, activation?: string,
@@ -31,7 +31,7 @@
 /**
  * table is (vocabulary, d), without one the input is rows; tokenTypeRow (d,) is added to its rows; positions (most
  * tokens, d); output is the head of a language model, "table": the table.
- * @typedef {{ d: number, vocabulary?: number, table?: Weights | null, tableKind?: "float32" | "int8",
+ * @typedef {{ d: number, vocabulary?: number, table?: Weights | null,
  *   tokenTypeRow?: Float32Array | null, positions?: Float32Array | null, embeddingNorm?: NormOfModel | null,
  *   finalNorm?: NormOfModel | null, output?: Affine | "table" | null, layers: LayerOfModel[] }} ModelDescription
  */
@@ -54,32 +54,8 @@ function checkLength(what, array, ...shape) {
   }
 }
 
-/**
- * Round weights to int8, with the bits of Python's weights="int8": divisions in float32, ties to even numbers.
- * @type {(weight: Float32Array, columns: number) => { values: Int8Array, scale: Float32Array }}
- */
-export function roundToInt8(weight, columns) {
-  const rows = weight.length / columns, groups = Math.ceil(columns / GROUP), { fround } = Math;
-  const values = new Int8Array(weight.length), scale = new Float32Array(rows * groups);
-  for (let group = 0; group < rows * groups; group++) {
-    const from = Math.floor(group / groups) * columns + (group % groups) * GROUP,
-      end = Math.min(from + GROUP, (Math.floor(group / groups) + 1) * columns);
-    let most = 0;
-    for (let k = from; k < end; k++) {
-      const size = Math.abs(weight[k]);
-      if (!(size < Infinity)) throw failure("sizes", "weights hold NaN or an infinity");
-      if (size > most) most = size;
-    }
-    scale[group] = most / 127;
-    const factor = scale[group] || 1;
-    for (let k = from; k < end; k++) {
-      // 1.5·2^23: the sum has no bits after the point.
-      const quotient = fround(fround(fround(weight[k] / factor) + 12582912) - 12582912);
-      values[k] = Math.max(-127, Math.min(127, quotient)); // scales of subnormal numbers are inexact
-    }
-  }
-  return { values, scale };
-}
+/** @type {(weight: Weights) => { values: Int8Array, scale: Float32Array } | null} null if weights are float32 */
+const int8Of = (weight) => (weight instanceof Float32Array ? null : weight);
 
 export class Kernel {
   /** @type {number[]} what `within` gives back */ held = [];
@@ -448,15 +424,6 @@ class Model {
   }
 
   /**
-   * int8 of weights, or null.
-   * @type {(weight: Weights, kind: string | undefined, columns: number) =>
-   *   { values: Int8Array, scale: Float32Array } | null}
-   */
-  rounded(weight, kind, columns) {
-    return weight instanceof Float32Array ? (kind === "int8" ? roundToInt8(weight, columns) : null) : weight;
-  }
-
-  /**
    * What products read.
    * @type {(what: string, out: number, columns: number, int8: { values: Int8Array, scale: Float32Array }) => number}
    */
@@ -471,9 +438,9 @@ class Model {
   }
 
   /** @param {ModelDescription} description */
-  build({ d, table, tableKind, tokenTypeRow, positions, embeddingNorm, finalNorm, output, layers }) {
+  build({ d, table, tokenTypeRow, positions, embeddingNorm, finalNorm, output, layers }) {
     const { kernel } = this, rows = table ? (table instanceof Float32Array ? table : table.values).length / d : 0;
-    const int8 = table ? this.rounded(table, tableKind, d) : null,
+    const int8 = table ? int8Of(table) : null,
       SA_WEIGHTS_INT8 = kernel.layout.SA_WEIGHTS_INT8.value;
     this.vocabulary = rows;
     this.most = positions ? positions.length / d : Infinity;
@@ -499,17 +466,19 @@ class Model {
       table: tableAt,
       table_kind: int8 ? SA_WEIGHTS_INT8 : 0,
       table_scale: kernel.copy(int8?.scale),
-      token_type_row: tokenTypeRow ? kernel.copy(tokenTypeRow) : 0,
+      token_type_row: kernel.copy(tokenTypeRow),
       positions: (this.positions = kernel.copy(positions)),
       ...norm("embedding_norm", embeddingNorm),
       ...norm("final_norm", finalNorm),
     });
     if (int8) checkLength("table", int8.values, Math.floor(rows), d);
+    if (int8) checkLength("table.scale", int8.scale, rows, Math.ceil(d / GROUP));
+    if (tokenTypeRow) checkLength("tokenTypeRow", tokenTypeRow, d);
     for (const [n, each] of layers.entries()) this.layer(n, each, layer + n * kernel.layout.sa_layer.value, d);
     if (!output) return;
     const weight = output === "table" ? table : output.weight, bias = output === "table" ? null : output.bias;
     if (!weight) throw failure("sizes", "the head needs a table or weights");
-    const own = output === "table" ? int8 : this.rounded(weight, tableKind, d);
+    const own = output === "table" ? int8 : int8Of(weight);
     this.output = (weight instanceof Float32Array ? weight : weight.values).length / d;
     const at = own
       ? this.panels("output", this.output, d, own)
@@ -585,7 +554,7 @@ class Model {
     const addresses = PARAMETERS.map((name) => {
       const one = parameters[name], [out, columns] = shapes[name];
       if (!one) return [0, 0];
-      const int8 = columns ? this.rounded(one.weight, weights, columns) : null;
+      const int8 = columns ? int8Of(one.weight) : null;
       const weight = int8
         ? this.panels(name, out, columns, int8)
         : this.parameter(name, n, /** @type {Float32Array} */ (one.weight), ...shapes[name]);

@@ -63,7 +63,6 @@ export function describeLetters(read, { alphabet, heads, layers, eps, activation
     d,
     vocabulary: alphabet.length,
     table,
-    tableKind: "float32",
     positions: read("position_embedding.weight"),
     layers: made,
     finalNorm: { ...both("norm"), eps, rms: false },

@@ -15,7 +15,7 @@ const ALIGNED = 64; // bytes
 const MOST_HEADER = 2 ** 28; // bytes
 
 /** What is wrong with a file and what to do: the name of a sentence of the page, and the values in its places. */
-class Fault extends Error {
+export class Fault extends Error {
   /** @param {string} sentence @param {Record<string, string | number>} values */
   constructor(sentence, values) {
     super(`${sentence} ${JSON.stringify(values)}`);
@@ -27,9 +27,9 @@ class Fault extends Error {
 
 /**
  * A pack's header, whose model has the arrays: views of the bytes, int8 under the name "values" and else float32.
- * @type {(given: Blob | Uint8Array<ArrayBuffer>, file: string) => Promise<Pack>}
+ * @type {(given: Blob | Uint8Array, file: string) => Promise<Pack>}
  */
-async function readPack(given, file) {
+export async function readPack(given, file) {
   const bytes = given instanceof Uint8Array ? given : new Uint8Array(await given.arrayBuffer().catch(() => {
     throw new Fault("not read", { file });
   }));
@@ -61,9 +61,10 @@ async function readPack(given, file) {
       ? new Int8Array(bytes.buffer, bytes.byteOffset + from, count)
       : new Float32Array(bytes.buffer, bytes.byteOffset + from, count);
   };
-  const withArrays = (/** @type {any} */ value, name = "") => {
+  /** @type {(value: any, name?: string) => any} */
+  const withArrays = (value, name = "") => {
     if (typeof value !== "object" || value === null) return value;
-    if ("at" in value) return arrayOf(value, name);
+    if (Object.hasOwn(value, "at")) return arrayOf(value, name);
     if (Array.isArray(value)) return value.map((each) => withArrays(each));
     return Object.fromEntries(Object.entries(value).map(([own, each]) => [own, withArrays(each, own)]));
   };
@@ -74,15 +75,34 @@ async function readPack(given, file) {
   return { ...header, name: String(header.name ?? ""), model: withArrays(model) };
 }
 
+/**
+ * What `make` makes of a pack; a pack of another kind, or without what its kind has, is a fault.
+ * @template T
+ * @param {Blob | Uint8Array} given
+ * @param {string} file
+ * @param {string} kind
+ * @param {(pack: Pack) => T} make
+ */
+export async function modelOf(given, file, kind, make) {
+  const pack = await readPack(given, file);
+  if (pack.kind !== kind) throw new Fault("other kind", { file, kind: String(pack.kind) });
+  try {
+    return make(pack);
+  } catch (error) {
+    const wrong = error instanceof TypeError || /** @type {Error} */ (error).name === "sizes";
+    throw wrong ? new Fault("damaged file", { file, place: "model" }) : error;
+  }
+}
+
 /** @type {(transfer: DataTransfer) => File | undefined} the file of a drop; a folder is a fault */
-function droppedPack(transfer) {
+export function droppedPack(transfer) {
   const folder = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).find((entry) => entry?.isDirectory);
   if (folder) throw new Fault("no pack", { file: folder.name });
   return transfer.files[0];
 }
 
 /** @type {(address: string, progress: (bytes: number) => void) => Promise<Blob>} */
-async function fetchedPack(address, progress) {
+export async function fetchedPack(address, progress) {
   const answer = await fetch(address).catch(() => null);
   if (!answer?.ok || !answer.body) throw new Fault("not fetched", { address, status: answer?.status ?? 0 });
   let bytes = 0;

@@ -1,307 +1,27 @@
 /*
- * An encoder in the worker: a folder's files become the description that `Kernel.transformer` takes; texts become
- * embeddings, and the weights of all heads as the explorer stores them. It has no document: `encoder_page.js` asks it.
+ * An encoder in the worker: a pack becomes a model of the kernel; texts become embeddings, and the weights of all heads
+ * as the explorer stores them. It has no document: `encoder_page.js` asks it.
  */
 
-import { Fault, readJson, readModel, safetensors } from "./readers.js";
-import { tokenizerOf } from "./tokenizers.js";
+import { Tokenizer } from "./tokenizers.js";
 import { dot, range } from "../../../../selfattn/views/compute.js";
-import { GROUP, roundToInt8 } from "../../../../selfattn/views/live/kernel.js";
+import { GROUP } from "../../../../selfattn/views/live/kernel.js";
 import { seen } from "../../../../selfattn/views/live/letters.js";
+import { modelOf } from "../../../../selfattn/views/live/pack.js";
 
 /** @typedef {import("../explorer_parts.js").Habit} Habit */
 /** @typedef {import("../../../../selfattn/views/live/kernel.js").Kernel} Kernel */
-/** @typedef {import("../../../../selfattn/views/live/kernel.js").Weights} Weights */
+/** @typedef {import("../../../../selfattn/views/live/pack.js").Pack} Pack */
 /** @typedef {import("../../../../selfattn/views/live/worker.js").Work} Work */
 
 /** @typedef {{ ids: number[], types: number[], tokens: string[], cut: boolean }} Read a text as the model reads it */
 
 const SPECIAL = /^(\[.+\]|<.+>)$/su, NO_WORD = /^[^\p{L}\p{N}_]+$/u;
-/** @type {Record<string, string>} */
-const ENCODER_ACTIVATIONS = {
-  gelu: "gelu",
-  gelu_python: "gelu",
-  gelu_new: "gelu_tanh",
-  gelu_pytorch_tanh: "gelu_tanh",
-  gelu_fast: "gelu_tanh",
-  relu: "relu",
-  silu: "silu",
-  swish: "silu",
-};
-const BERT = {
-  prefix: "bert.", layer: "encoder.layer.", typed: true, pads: false,
-  sizes: ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"],
-  fields: {
-    query: "attention.self.query",
-    key: "attention.self.key",
-    value: "attention.self.value",
-    output: "attention.output.dense",
-    attentionNorm: "attention.output.LayerNorm",
-    up: "intermediate.dense",
-    down: "output.dense",
-    feedForwardNorm: "output.LayerNorm",
-  },
-};
-const ROBERTA = { ...BERT, prefix: "roberta.", pads: true };
-/** @type {Record<string, typeof BERT>} by model_type; the names are those of selfattn/models/bert.py */
-const ARCHITECTURES = {
-  bert: BERT, roberta: ROBERTA, "xlm-roberta": ROBERTA, camembert: ROBERTA,
-  distilbert: {
-    prefix: "distilbert.",
-    layer: "transformer.layer.",
-    typed: false,
-    pads: false,
-    sizes: ["dim", "n_layers", "n_heads", "hidden_dim", "activation"],
-    fields: {
-      query: "attention.q_lin",
-      key: "attention.k_lin",
-      value: "attention.v_lin",
-      output: "attention.out_lin",
-      attentionNorm: "sa_layer_norm",
-      up: "ffn.lin1", down: "ffn.lin2", feedForwardNorm: "output_layer_norm",
-    },
-  },
-};
-const OFF = { is_decoder: false, add_cross_attention: false, position_embedding_type: "absolute" };
 /** @type {Record<string, string>} poolings of the core; max and several ones are computed here */
 const IN_CORE = { mean: "mean", cls: "first", lasttoken: "last" };
-/** @type {Record<string, string>} */
-const OLD_MODES = {
-  pooling_mode_cls_token: "cls",
-  pooling_mode_max_tokens: "max",
-  pooling_mode_mean_tokens: "mean",
-  pooling_mode_lasttoken: "lasttoken",
-};
 
-/**
- * @param {Record<string, any>} values
- * @param {string} name
- * @param {any} [otherwise]
- * @param {(value: any) => boolean} [fits]
- * @returns {any} a setting, by default a size; one that does not fit is a fault
- */
-function setting(values, name, otherwise, fits = (value) => Number.isInteger(value) && value >= 0) {
-  const value = values[name] ?? otherwise;
-  if (!fits(value)) throw new Fault("setting", { name, value: JSON.stringify(value) ?? "?" });
-  return value;
-}
-
-/** The tensors of a folder, as parameters: float32, rounded to int8 if asked for, or int8 as they are stored. */
-class WeightReader {
-  /**
-   * @param {Map<string, { kind: string, shape: number[], data: any }>} all
-   * @param {string} prefix
-   * @param {string} kind
-   */
-  constructor(all, prefix, kind) {
-    this.all = all;
-    this.prefix = prefix;
-    this.kind = [...all.values()].some((tensor) => tensor.kind === "I8") ? "int8" : kind;
-  }
-
-  /** @type {(name: string, ...shape: number[]) => Float32Array} */
-  array(name, ...shape) {
-    const found = this.all.get(name) ?? this.all.get(this.prefix + name);
-    if (!found) throw new Fault("no tensor", { name });
-    if (String(found.shape) !== String(shape)) {
-      throw new Fault("shape", { name, shape: found.shape.join("×"), expected: shape.join("×") });
-    }
-    return found.data;
-  }
-
-  /** @type {(name: string, out: number, into: number) => Weights} a matrix that is multiplied, or the table of words */
-  weight(name, out, into) {
-    const data = this.array(name, out, into);
-    if (data instanceof Int8Array) {
-      return { values: data, scale: this.array(`${name}_scale`, out, Math.ceil(into / GROUP)) };
-    }
-    return this.kind === "int8" ? roundToInt8(data, into) : data;
-  }
-
-  /**
-   * @param {string} name
-   * @param {number} out
-   * @param {number} [into]
-   * @returns {{ weight: any, bias: Float32Array }} a projection; without `into` a norm
-   */
-  both(name, out, into) {
-    return {
-      weight: into === undefined ? this.array(`${name}.weight`, out) : this.weight(`${name}.weight`, out, into),
-      bias: this.array(`${name}.bias`, out),
-    };
-  }
-}
-
-/**
- * Null for an nn.EmbeddingModel; one that the page does not run is a fault.
- * @type {(config: Record<string, any>) => typeof BERT | null}
- */
-function architectureOf(config) {
-  if (config.format === "selfattn.EmbeddingModel") return null;
-  const classifier = [config.architectures ?? []].flat().find((name) => /ForSequenceClassification$/.test(name));
-  if (classifier || !Object.hasOwn(ARCHITECTURES, config.model_type)) {
-    throw new Fault("architecture", { name: classifier ?? config.model_type ?? "?" });
-  }
-  return ARCHITECTURES[config.model_type];
-}
-
-/**
- * What `Kernel.transformer` takes; and `tables`, which are added to words where the core would add other rows: see
- * `Encoder.inputs`.
- * @type {(config: Record<string, any>, all: Map<string, any>, kind: string) => any}
- */
-function describeEncoder(config, all, kind) {
-  const architecture = architectureOf(config);
-  if (!architecture) return describeSmall(config, new WeightReader(all, "", "float32"));
-  const { prefix, layer, typed, pads, sizes, fields } = architecture, p = new WeightReader(all, prefix, kind);
-  for (const [name, off] of Object.entries(OFF)) setting(config, name, off, (value) => value === off);
-  const [d, layers, heads, hidden] = sizes.slice(0, 4).map((name) => setting(config, name));
-  setting(config, sizes[2], 0, (value) => value > 0 && d % value === 0);
-  const activation =
-    ENCODER_ACTIVATIONS[setting(config, sizes[4], "gelu", (value) => Object.hasOwn(ENCODER_ACTIVATIONS, value))];
-  const vocabulary = setting(config, "vocab_size"),
-    rows = setting(config, "max_position_embeddings", 512),
-    eps = (typed && config.layer_norm_eps) || 1e-12;
-  const pad = pads ? setting(config, "pad_token_id", 1) : null, first = pad === null ? 0 : pad + 1;
-  const positions = p.array("embeddings.position_embeddings.weight", rows, d);
-  const types = typed
-    ? p.array("embeddings.token_type_embeddings.weight", setting(config, "type_vocab_size", 2), d)
-    : null;
-  return {
-    d,
-    vocabulary,
-    table: p.weight("embeddings.word_embeddings.weight", vocabulary, d),
-    tableKind: p.kind,
-    longest: rows - first,
-    pad,
-    first,
-    tables: { types, positions },
-    positions: positions.subarray(first * d),
-    tokenTypeRow: types?.subarray(0, d),
-    embeddingNorm: { ...p.both("embeddings.LayerNorm", d), eps, rms: false },
-    layers: range(layers).map((n) =>
-      layerOf(
-        d,
-        heads,
-        hidden,
-        eps,
-        p.kind,
-        activation,
-        Object.fromEntries(
-          Object.entries(fields).map(([field, name]) => [
-            field,
-            p.both(
-              `${layer}${n}.${name}`,
-              field === "up" ? hidden : d,
-              /Norm$/.test(field) ? undefined : field === "down" ? hidden : d,
-            ),
-          ]),
-        ),
-      ),
-    ),
-  };
-}
-
-/**
- * @type {(d: number, heads: number, hidden: number, eps: number, weights: string, activation: string,
- *   parameters: Record<string, any>) => any}
- */
-function layerOf(d, heads, hidden, eps, weights, activation, parameters) {
-  const width = d / heads;
-  return {
-    heads,
-    keyHeads: heads,
-    width,
-    hidden,
-    eps: [eps, eps],
-    rms: [false, false],
-    normFirst: false,
-    causal: false,
-    scale: 1 / Math.sqrt(width),
-    activation,
-    weights,
-    parameters,
-  };
-}
-
-/**
- * The description of an nn.EmbeddingModel, with its sines and cosines.
- * @type {(config: Record<string, any>, p: WeightReader) => any}
- */
-function describeSmall(config, p) {
-  const [vocabulary, d, longest, layers, heads] = [
-    "vocab_size",
-    "embedding_dim",
-    "max_seq_len",
-    "num_layers",
-    "num_heads",
-  ].map((name) => setting(config, name));
-  setting(config, "num_heads", 0, (value) => value > 0 && d % value === 0);
-  const angle = (/** @type {number} */ n) => Math.floor(n / d) * Math.exp((n % d & ~1) * (-Math.log(10000) / d));
-  const positions = Float32Array.from({ length: longest * d }, (_, n) =>
-    n % 2 ? Math.cos(angle(n)) : Math.sin(angle(n)),
-  );
-  return {
-    d,
-    vocabulary,
-    table: p.array("embedding_layer.weight", vocabulary, d),
-    tableKind: "float32",
-    longest,
-    pad: null,
-    first: 0,
-    tables: { types: null, positions },
-    positions,
-    layers: range(layers).map((n) => {
-      const name = `attention_layers.${n}.`;
-      return layerOf(d, heads, 0, 1e-5, "float32", "gelu", {
-        query: p.both(`${name}query`, d, d),
-        key: p.both(`${name}key`, d, d),
-        value: p.both(`${name}value`, d, d),
-        attentionNorm: p.both(`${name}ln`, d),
-      });
-    }),
-  };
-}
-
-/**
- * What sentence-transformers does before and after the transformer: see _pipeline.py.
- * @type {(files: Map<string, any>, modules: any) => Promise<any>}
- */
-async function readPipeline(files, modules) {
-  const read = async (/** @type {string} */ path) => (files.has(path) ? readJson(files.get(path)) : {});
-  const inner = modules?.[0]?.path ? `${modules[0].path}/` : "";
-  const [limits, words] = [
-    await read(`${inner}sentence_bert_config.json`),
-    await read("config_sentence_transformers.json"),
-  ];
-  let modes = ["mean"], scaled = false;
-  for (const { type, path } of modules?.slice(1) ?? []) {
-    const kind = String(type).split(".").at(-1);
-    if (kind === "Pooling") {
-      const config = await read(`${path}/config.json`), old = Object.keys(OLD_MODES).filter((name) => config[name]);
-      modes = [config.pooling_mode ?? (old.length ? old.map((name) => OLD_MODES[name]) : "mean")].flat();
-      for (const mode of modes) {
-        setting({ mode }, "mode", "", (value) => value === "max" || Object.hasOwn(IN_CORE, value));
-      }
-      if (words.default_prompt_name) setting(config, "include_prompt", true, (value) => value === true);
-    } else if (kind === "Normalize") scaled = true;
-    else if (kind !== "Dropout") throw new Fault("architecture", { name: kind ?? "?" });
-  }
-  setting(words, "similarity_fn_name", "cosine", (value) => value === "cosine" || value === "dot");
-  return {
-    inner,
-    modes,
-    scaled,
-    longest: limits.max_seq_length,
-    lowercase: limits.do_lower_case,
-    prompt: words.prompts?.[words.default_prompt_name] ?? "",
-    width: words.truncate_dim ?? undefined,
-    dots: words.similarity_fn_name === "dot",
-  };
-}
-
-/** @type {(words: string[]) => any} the tokenizer of text.WhitespaceTokenizer */
-function wordsOf(words) {
+/** @type {(tables: { words: string[], limit: number }) => any} the tokenizer of text.WhitespaceTokenizer */
+function wordsOf({ words, limit }) {
   const ids = new Map(words.map((word, n) => [word, n])), unknown = ids.get("<unk>");
   const encode = (/** @type {string} */ text) => {
     const found = text
@@ -310,71 +30,30 @@ function wordsOf(words) {
       .filter(Boolean)
       .map((word) => ids.get(word) ?? unknown)
       .filter((id) => id !== undefined);
-    return { ids: found.slice(0, tokenizer.limit), types: found.map(() => 0), cut: found.length > tokenizer.limit };
+    return { ids: found.slice(0, limit), types: found.map(() => 0), cut: found.length > limit };
   };
-  const tokenizer = {
-    limit: Infinity,
+  return {
     encode,
     spelled: (/** @type {number} */ id) => words[id],
     list: words.filter((word) => word !== "<unk>"),
   };
-  return tokenizer;
 }
 
 export class Encoder {
-  /**
-   * @param {string} name
-   * @param {any} description
-   * @param {any} model of the kernel
-   * @param {any} tokenizer
-   * @param {any} pipeline
-   */
-  constructor(name, description, model, tokenizer, pipeline) {
+  /** @param {Kernel} kernel @param {Pack} pack */
+  constructor(kernel, { name, model, tokenizer, pipeline, pad = null }) {
     this.name = name;
-    this.description = description;
-    this.model = model;
-    this.tokenizer = tokenizer;
+    this.description = model;
     this.pipeline = pipeline;
-    this.heads = /** @type {number[]} */ (description.layers.map((/** @type {any} */ layer) => layer.heads));
-  }
-
-  /**
-   * @param {Kernel} kernel
-   * @param {Map<string, any>} files
-   * @param {string} name
-   * @param {string} kind of the weights, if they are stored in float32
-   * @param {(part: number) => void} [progress]
-   */
-  static async of(kernel, files, name, kind = "int8", progress = () => {}) {
-    const pipeline = await readPipeline(
-        files,
-        files.has("modules.json") ? await readJson(files.get("modules.json")) : null,
-      ),
-      { inner } = pipeline;
-    const [about, weights] = ["config.json", "model.safetensors"].map((file) => files.get(inner + file));
-    if (!about || !weights) throw new Fault("no model", { file: name });
-    const config = await readJson(about);
-    architectureOf(config);
-    const stored = await safetensors(weights), all = new Map();
-    for (const [own, { kind: type, shape, read }] of stored) {
-      if (/^(F|BF|I8)/.test(type)) all.set(own, { kind: type, shape, data: await read() });
-      progress(all.size / stored.size);
-    }
-    const description = describeEncoder(config, all, kind),
-      own = new Map([...files].map(([path, file]) => [path.startsWith(inner) ? path.slice(inner.length) : path, file]));
-    const tokenizer =
-      config.tokenizer === "whitespace"
-        ? wordsOf(await readJson(files.get("vocabulary.json")))
-        : await tokenizerOf(own, config);
-    tokenizer.limit = Math.min(pipeline.longest ?? Infinity, description.longest, tokenizer.limit ?? Infinity);
-    return new Encoder(name, description, kernel.transformer(description), tokenizer, pipeline);
+    this.pad = pad;
+    this.tokenizer = tokenizer.words ? wordsOf(tokenizer) : new Tokenizer(tokenizer);
+    this.heads = /** @type {number[]} */ (model.layers.map((/** @type {any} */ layer) => layer.heads));
+    this.model = /** @type {any} */ (kernel.transformer(model));
   }
 
   /** @param {string} text @param {string} [pair] @returns {Read} */
   read(text, pair) {
-    const { lowercase, prompt } = this.pipeline,
-      own = (/** @type {string} */ words) => (lowercase ? words.toLowerCase() : words);
-    const { ids, types, cut } = this.tokenizer.encode(own(prompt + text), pair === undefined ? undefined : own(pair));
+    const { ids, types, cut } = this.tokenizer.encode(this.pipeline.prompt + text, pair);
     return { ids: [...ids], types: [...types], cut, tokens: [...ids].map((id) => seen(this.tokenizer.spelled(id))) };
   }
 
@@ -383,20 +62,18 @@ export class Encoder {
    * @type {(read: Pick<Read, "ids" | "types">) => Int32Array | Float32Array}
    */
   inputs({ ids, types: of }) {
-    const { d, table, pad, first, tables: { types, positions } } = this.description;
-    if (!(types && of.some(Boolean)) && !ids.includes(pad)) return Int32Array.from(ids);
+    const { pad, description: { d, table, types, positions, padRow } } = this, kinds = types ? types.length / d : 1;
+    if ((kinds === 1 || !of.some(Boolean)) && !ids.includes(pad)) return Int32Array.from(ids);
     const rows = new Float32Array(ids.length * d), groups = Math.ceil(d / GROUP);
-    let place = first;
+    let place = 0;
     ids.forEach((id, i) => {
-      const at = id === pad ? pad : place++;
+      const row = id === pad ? padRow : positions.subarray(place++ * d), type = Math.min(of[i], kinds - 1) * d;
       for (let c = 0; c < d; c++) {
         const word =
           table instanceof Float32Array
             ? table[id * d + c]
             : Math.fround(table.values[id * d + c] * table.scale[id * groups + Math.floor(c / GROUP)]);
-        rows[i * d + c] = Math.fround(
-          (types ? Math.fround(word + types[of[i] * d + c]) : word) + positions[at * d + c],
-        );
+        rows[i * d + c] = Math.fround((types ? Math.fround(word + types[type + c]) : word) + row[c]);
       }
     });
     return rows;
@@ -412,7 +89,7 @@ export class Encoder {
     const found = this.model.forward(this.inputs(read), { pooling, weights });
     let embedding = pooling ? found.rows : pooled(found.rows, this.description.d, modes);
     if (scaled) embedding = scaledToOne(embedding);
-    return { embedding: embedding.slice(0, width), weights: found.weights };
+    return { embedding: embedding.slice(0, width ?? undefined), weights: found.weights };
   }
 }
 
@@ -563,12 +240,13 @@ export function encoderJobs() {
   const alike = (/** @type {Float32Array} */ a, /** @type {Float32Array} */ b) =>
     product(a, b) / (encoder?.pipeline.dots ? 1 : Math.sqrt(product(a, a) * product(b, b)) || 1);
   return {
-    load: async ({ given, name, kind }, job) => {
-      const next = await Encoder.of(job.kernel, await readModel(given), name, kind, job.progress);
+    load: async ({ pack, name }, job) => {
+      const next = await modelOf(pack, name, "encoder", (found) => new Encoder(job.kernel, found));
       encoder?.model.free();
       encoder = next;
       texts = rows = [];
       return {
+        name: next.name,
         layers: next.heads.length,
         heads: dot(next.heads.length, (n) => next.heads[n]),
         words: next.tokenizer.list,

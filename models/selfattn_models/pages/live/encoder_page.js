@@ -5,14 +5,11 @@
 
 import { encoderJobs } from "./encoder.js";
 import { ModelPage } from "./head_explorer.js";
-import { fetched, picked } from "./readers.js";
 import { clamp, dot, filled, fixed, range } from "../../../../selfattn/views/compute.js";
 import { button, chooser, element, moveAlong, moveFocus, phrase, start } from "../../../../selfattn/views/kit/page.js";
 import { inWorker, serve } from "../../../../selfattn/views/live/worker.js";
 
 /** @typedef {import("../explorer_parts.js").StoredText} StoredText */
-/** @typedef {import("./readers.js").Given} Given */
-/** @typedef {import("../../../../selfattn/views/kit/page.js").Properties} Properties */
 
 class EncoderPage extends ModelPage {
   word = ""; // the token that was chosen
@@ -61,34 +58,11 @@ class EncoderPage extends ModelPage {
     this.cut = chooser(captions["cut at"], [captions.lines, captions.paragraphs], 0, () => this.embed());
     this.near = element("ol", { className: "sa-near" });
     this.arrange();
-    const toy = Object.entries(data.toy).map(([path, base64]) => ({
-      path,
-      file: new Blob([Uint8Array.from(atob(base64), (c) => c.charCodeAt(0))]),
-    }));
-    this.load(toy, captions["the toy"]);
+    this.begin(captions["the toy"]);
   }
 
   arrange() {
-    const { captions, root, data } = this;
-    const pick = (/** @type {string} */ name, /** @type {Properties} */ how) => {
-      const input = element("input", {
-        type: "file",
-        hidden: true,
-        ...how,
-        onchange: () => this.load(picked(input.files ?? [])),
-      });
-      return [input, button({ onclick: () => input.click() }, captions[name])];
-    };
-    const site = button(
-      { hidden: true, onclick: () => this.during(fetched(data.site)).then((given) => given && this.load(given)) },
-      captions["from site"],
-    );
-    if (location.protocol.startsWith("http")) {
-      fetch(data.site, { method: "HEAD" }).then(
-        ({ ok }) => (site.hidden = !ok),
-        () => {},
-      );
-    }
+    const { captions, root } = this;
     root.replaceChildren(
       this.top(element("p", { className: "sa-lede" }, ...phrase(captions.type))),
       element(
@@ -102,14 +76,7 @@ class EncoderPage extends ModelPage {
         "section",
         { className: "sa-model", ariaLabel: captions["the model"] },
         this.about,
-        element(
-          "div",
-          { className: "sa-bar" },
-          ...pick("open folder", { webkitdirectory: true }),
-          ...pick("open zip", { accept: ".zip" }),
-          site,
-          this.bar,
-        ),
+        element("div", { className: "sa-bar" }, ...this.opened, this.bar),
       ),
       this.shown,
       element(
@@ -126,22 +93,21 @@ class EncoderPage extends ModelPage {
       ),
       this.built,
     );
-    this.dropping((given) => this.load(given));
   }
 
-  /** @type {(given: Given[], name?: string) => Promise<void>} */
-  async load(given, name = given[0]?.path.split("/")[0]) {
-    if (!given.length) return;
-    const { captions, data } = this, model = await this.loaded(given, name ?? "");
+  /** @type {(pack: Blob | Uint8Array, name: string) => Promise<void>} */
+  async load(pack, name) {
+    const { captions, data } = this, model = await this.loaded(pack, name);
     if (!model) return;
     const { layers, heads, words } = model;
     this.about.replaceChildren(
-      ...phrase(captions[words ? "toy" : "real"], {
-        name,
+      ...phrase(captions[!words ? "real" : data.address ? "next to it" : "toy"], {
+        name: model.name || name,
         layers,
         heads,
         n: words?.length ?? 0,
         code: element("code", {}, data.code),
+        file: data.address ?? "",
       }),
     );
     const buttons = (words ?? []).map((/** @type {string} */ word, /** @type {number} */ n) =>
@@ -173,7 +139,7 @@ class EncoderPage extends ModelPage {
   async look() {
     const { captions } = this,
       texts = this.fields.slice(0, this.labels[1].hidden ? 1 : 2).map(({ value }) => value);
-    if (!this.model && this.given.length) return this.load(this.given, this.name); // its worker has ended
+    if (!this.model && this.pack) return this.load(this.pack, this.name); // its worker has ended
     const found = await this.during(this.worker.ask("look", { texts }));
     if (!found) return;
     const { texts: stored, near, ms, cut, alike } = found,

@@ -1,16 +1,15 @@
 /*
- * What pages of models share: files that are dropped, and the explorer, which is fed again and again.
+ * What pages of models share: packs that they have, fetch or are given, and the explorer, which is fed again and again.
  */
 
 import { ExplorerPage } from "../explorer.js";
 import { isSpecial, KINDS } from "./encoder.js";
-import { dropped } from "./readers.js";
 import { filled } from "../../../../selfattn/views/compute.js";
-import { element } from "../../../../selfattn/views/kit/page.js";
+import { button, element, inflate } from "../../../../selfattn/views/kit/page.js";
 import { KernelPage } from "../../../../selfattn/views/live/kernel_page.js";
+import { droppedPack, fetchedPack } from "../../../../selfattn/views/live/pack.js";
 
 /** @typedef {import("../explorer_parts.js").StoredText} StoredText */
-/** @typedef {import("./readers.js").Given} Given */
 
 /**
  * The explorer below the fields, which have its first line; each change of a text makes a new one, with the choices of
@@ -47,7 +46,7 @@ function placesOf(texts, captions) {
 
 export class ModelPage extends KernelPage {
   /** @type {ExplorerPage | undefined} */ explorer;
-  /** @type {Given[]} the files of the model */ given = [];
+  /** @type {Blob | Uint8Array | null} */ pack = null;
   name = "";
 
   /** @param {HTMLElement} root @param {any} data @param {ArrayBuffer} wasm */
@@ -55,6 +54,36 @@ export class ModelPage extends KernelPage {
     super(root, data, wasm);
     this.bar = element("progress", { hidden: true, ariaLabel: data.captions.progress ?? "" });
     this.shown = element("div", { className: "sa-explorer" });
+    const open = (/** @type {File | undefined} */ file) => file && this.load(file, file.name);
+    const input = element("input", {
+      type: "file",
+      hidden: true,
+      accept: ".sapack",
+      onchange: () => open(input.files?.[0]),
+    });
+    this.opened = [input, button({ onclick: () => input.click() }, data.captions["open pack"])];
+    addEventListener("dragover", (event) => event.preventDefault());
+    addEventListener("drop", (event) => {
+      event.preventDefault();
+      const { dataTransfer } = event;
+      if (dataTransfer) this.during(new Promise((done) => done(droppedPack(dataTransfer)))).then(open);
+    });
+  }
+
+  /**
+   * Run a model, and show it.
+   * @type {(pack: Blob | Uint8Array, name: string) => Promise<void>}
+   */
+  async load(pack, name) {}
+
+  /** @param {string} name of the model inside the page, after which the one next to it is fetched */
+  async begin(name) {
+    const { pack, address, size } = this.data;
+    await this.load(new Uint8Array(await inflate(pack)), name);
+    if (!address || !location.protocol.startsWith("http")) return;
+    this.bar.hidden = false;
+    const found = await this.during(fetchedPack(address, (bytes) => (this.bar.value = bytes / size)));
+    if (found) await this.load(found, address);
   }
 
   recolour() {
@@ -65,32 +94,11 @@ export class ModelPage extends KernelPage {
     this.bar.hidden = true;
   }
 
-  /** @param {(given: Given[]) => unknown} load takes what is dropped anywhere onto the page */
-  dropping(load) {
-    addEventListener("dragover", (event) => event.preventDefault());
-    addEventListener("drop", (event) => {
-      event.preventDefault();
-      if (event.dataTransfer?.items.length) {
-        this.during(dropped(event.dataTransfer)).then((given) => given && load(given));
-      }
-    });
-  }
-
-  /**
-   * What the worker's job `load` says, while a bar fills.
-   * @type {(given: Given[], name: string, more?: object) => Promise<any>}
-   */
-  async loaded(given, name, more = {}) {
+  /** @type {(pack: Blob | Uint8Array, name: string) => Promise<any>} what the worker's job `load` says */
+  async loaded(pack, name) {
     this.status.textContent = filled(this.captions["reading model"], { name });
-    this.bar.hidden = false;
-    const model = await this.during(
-      this.worker.ask(
-        "load",
-        { given, name, ...more },
-        { progress: (/** @type {number} */ part) => (this.bar.value = part) },
-      ),
-    );
-    if (model) Object.assign(this, { model, given, name, explorer: undefined });
+    const model = await this.during(this.worker.ask("load", { pack, name }));
+    if (model) Object.assign(this, { model, pack, name, explorer: undefined });
     return model;
   }
 

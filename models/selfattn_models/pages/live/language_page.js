@@ -5,13 +5,11 @@
 
 import { ModelPage } from "./head_explorer.js";
 import { languageJobs, MOST_SHOWN } from "./language_model.js";
-import { picked } from "./readers.js";
 import { filled, fixed } from "../../../../selfattn/views/compute.js";
 import { button, element, phrase, start } from "../../../../selfattn/views/kit/page.js";
 import { drawBars, tint } from "../../../../selfattn/views/kit/pictures.js";
 import { inWorker, serve } from "../../../../selfattn/views/live/worker.js";
 
-/** @typedef {import("./readers.js").Given} Given */
 /** @typedef {import("../../../../selfattn/views/live/letters.js").Drawing} Drawing */
 
 const MOST_WRITTEN = 200; // tokens
@@ -51,12 +49,6 @@ class LanguagePage extends ModelPage {
     this.bars = element("ol", { className: "sa-bars-list" });
     this.heading = element("h2", {}, captions["comes next"]);
     this.taken = element("p", { className: "sa-taken", ariaLabel: captions.taken, hidden: true });
-    const input = element("input", {
-      type: "file",
-      hidden: true,
-      accept: ".gguf",
-      onchange: () => this.load(picked(input.files ?? [])),
-    });
     root.replaceChildren(
       this.top(element("p", { className: "sa-lede" }, ...phrase(captions.look))),
       element(
@@ -86,16 +78,13 @@ class LanguagePage extends ModelPage {
         element(
           "div",
           { className: "sa-bar" },
-          input,
-          button({ onclick: () => input.click() }, captions["open gguf"]),
+          ...this.opened,
           this.bar,
         ),
       ),
       this.built,
     );
-    this.dropping((given) => this.load(given));
-    const letters = Uint8Array.from(atob(data.letters), (c) => c.charCodeAt(0));
-    this.load([{ path: "letters.npz", file: new Blob([letters]) }], captions.letters);
+    this.begin(captions.letters);
   }
 
   /** @returns {Drawing} */
@@ -103,22 +92,24 @@ class LanguagePage extends ModelPage {
     return { temperature: Number(this.inputs.temperature.input.value), topP: Number(this.inputs.topP.input.value) };
   }
 
-  /** @type {(given: Given[], name?: string) => Promise<void>} */
-  async load(given, name = given[0]?.path) {
-    if (!given.length) return;
-    const { captions, data } = this,
-      settings = name === captions.letters ? data.settings : null,
-      model = await this.loaded(given, name, { settings });
+  /** @type {(pack: Blob | Uint8Array, name: string) => Promise<void>} */
+  async load(pack, name) {
+    const { captions, data } = this, model = await this.loaded(pack, name);
     if (!model) return;
-    this.bar.hidden = true;
-    this.about.replaceChildren(...phrase(captions[settings ? "own letters" : "real"], { name, ...model }));
+    this.about.replaceChildren(
+      ...phrase(captions[name === captions.letters ? "own letters" : "real"], {
+        name,
+        ...model,
+        code: element("code", {}, data.code),
+      }),
+    );
     await this.look();
   }
 
   async look() {
     const { captions, name } = this, text = this.text.value;
     if (this.writing) return;
-    if (!this.model && this.given.length) return this.load(this.given, name); // its worker has ended
+    if (!this.model && this.pack) return this.load(this.pack, name); // its worker has ended
     const found = await this.during(this.worker.ask("look", { text, how: this.how }));
     if (!found) return;
     const { texts, tokens, ms, next, unknown, cut } = found;

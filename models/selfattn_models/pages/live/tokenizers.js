@@ -1,16 +1,12 @@
 /*
- * Text to the ids of a tokenizer.json or of a GGUF file, with the places of tokens in the text: BERT's WordPiece and
- * byte-level BPE, as Hugging Face's library `tokenizers` does them. A part of a file that is not done here is a fault
- * that names it, so no tokens are wrong.
+ * Text to the ids of a tokenizer whose tables a pack has, with the places of tokens in the text: BERT's WordPiece and
+ * byte-level BPE, as Hugging Face's library `tokenizers` does them. `tables` of packs.py refuses other parts.
  *
  * The library's tables of characters are older than a browser's: what they do not know is below, as ranges in
  * hexadecimal.
  */
 
-import { Fault, readJson } from "./readers.js";
 import { range } from "../../../../selfattn/views/compute.js";
-
-/** @typedef {import("./readers.js").Entry} Entry */
 
 /**
  * A character, and where in the text it comes from, in UTF-16 units.
@@ -25,7 +21,7 @@ import { range } from "../../../../selfattn/views/compute.js";
 /** @type {(hex: string) => string} the ranges as the inside of a regular expression's brackets */
 const inBrackets = (hex) => hex.replace(/[0-9A-F]+/g, "\\u{$&}").replaceAll(" ", "");
 /** @type {(category: string, lacks: string, has?: string) => RegExp} */
-export const characters = (category, lacks, has = "") =>
+const characters = (category, lacks, has = "") =>
   new RegExp(`^(?:(?![${inBrackets(lacks)}])[${category}]${has && `|[${has}]`})$`, "u");
 const MARKS = characters(
   "\\p{Mn}",
@@ -66,11 +62,19 @@ const CJK = new RegExp(
   "u",
 );
 
-const GPT2_WORDS = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
-const QWEN2_WORDS =
-  "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+" +
-  "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-const LLAMA3_WORDS = QWEN2_WORDS.replace("|\\p{N}|", "|\\p{N}{1,3}|");
+/** @type {(digits: string) => RegExp} the library's (?i:…) as alternatives */
+const wordsWith = (digits) =>
+  new RegExp(
+    `'(?:[sS\u017f]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|${digits}` +
+      "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    "gu",
+  );
+/** @type {Record<string, RegExp>} words by the names that packs give them */
+const WORDS = {
+  gpt2: /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+/gu,
+  qwen2: wordsWith("\\p{N}"),
+  llama3: wordsWith("\\p{N}{1,3}"),
+};
 
 // A byte-level tokenizer names each byte by a letter: itself where it can be seen, the others from U+0100 on.
 const SEEN = range(256).filter((n) => (n > 32 && n < 127) || (n > 160 && n !== 173));
@@ -157,13 +161,6 @@ function cutBy(letters, pattern) {
   return cutAt(letters, (n) => ends.has(places[n]));
 }
 
-/** @type {(pattern: string) => RegExp} */
-const compiled = (pattern) =>
-  new RegExp(
-    pattern.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?:[sS\u017f]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"),
-    "gu",
-  );
-
 /** @type {Record<string, (words: Letter[], settings: any) => Letter[][]>} */
 export const CUTTERS = {
   BertPreTokenizer: (letters) =>
@@ -174,88 +171,39 @@ export const CUTTERS = {
     const digit = (/** @type {number} */ n) => /^\p{N}$/u.test(letters[n].c);
     return cutAt(letters, (n) => (alone ? digit(n) || digit(n - 1) : digit(n) !== digit(n - 1)));
   },
-  Split: (letters, { pattern }) => cutBy(letters, compiled(pattern.Regex)),
+  Split: (letters, { words }) => cutBy(letters, WORDS[words]),
   ByteLevel: (letters, { add_prefix_space: prefix, use_regex: cuts = true }) => {
     const all = prefix && letters.length && letters[0].c !== " " ? [{ ...letters[0], c: " " }, ...letters] : letters;
     const encoder = new TextEncoder();
-    return (cuts ? cutBy(all, compiled(GPT2_WORDS)) : [all]).map((word) =>
+    return (cuts ? cutBy(all, WORDS.gpt2) : [all]).map((word) =>
       mapped(word, (c) => Array.from(encoder.encode(c), (byte) => BYTE_NAMES[byte]).join("")),
     );
   },
 };
 
 export class Tokenizer {
-  /** @param {any} parts of tokenizer.json @param {string} file */
-  constructor(
-    { normalizer, pre_tokenizer: cutter, model, post_processor: frame, decoder, added_tokens: added = [] },
-    file,
-  ) {
-    const fault = (/** @type {any} */ part) =>
-      new Fault("tokenizer part", {
-        file,
-        part: typeof part === "string" ? part : (JSON.stringify(part)?.slice(0, 80) ?? ""),
-      });
-    /** @type {(part: any, inner: string, known: string[]) => any[]} the parts of a sequence, all known */
-    const listed = (part, inner, known) => {
-      const all = !part ? [] : part.type === "Sequence" ? part[inner] ?? [] : [part];
-      for (const each of all) if (!known.includes(each?.type)) throw fault(String(each?.type));
-      return all;
-    };
-    this.normalizers = listed(normalizer, "normalizers", Object.keys(NORMALIZERS));
-    this.cutters = listed(cutter, "pretokenizers", Object.keys(CUTTERS));
-    this.frames = listed(frame, "processors", [
-      "TemplateProcessing",
-      "BertProcessing",
-      "RobertaProcessing",
-      "ByteLevel",
-    ]);
-    listed(decoder, "decoders", ["WordPiece", "ByteLevel"]);
-    for (const each of this.cutters) {
-      if (
-        each.type === "Split" &&
-        (each.behavior !== "Isolated" ||
-          each.invert ||
-          ![GPT2_WORDS, QWEN2_WORDS, LLAMA3_WORDS].includes(each.pattern?.Regex))
-      ) {
-        throw fault(each);
-      }
-    }
-    const bytewise = this.cutters.at(-1)?.type === "ByteLevel",
-      kind = model?.type ?? (model?.merges ? "BPE" : "WordPiece");
-    if (kind !== (bytewise ? "BPE" : "WordPiece") || (kind === "WordPiece" && !this.cutters.length)) {
-      throw fault(String(kind));
-    }
-    for (const name of ["dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix"]) {
-      if (bytewise && model[name]) throw fault(name);
-    }
+  /** @param {any} tables of a pack */
+  constructor({ normalizers, cutters, frames, model, added, side, limit = null }) {
+    this.normalizers = normalizers;
+    this.cutters = cutters;
+    this.frames = /** @type {any[]} */ (frames);
     this.model = model;
-    this.bytewise = bytewise;
-    /** @type {Map<string, number>} */ this.ids = new Map(
-      model.vocab instanceof Map ? model.vocab : Object.entries(model.vocab),
-    );
+    this.side = side;
+    /** @type {number | null} the most tokens, with those that a template adds */ this.limit = limit;
+    this.bytewise = model.type === "BPE";
+    /** @type {Map<string, number>} */ this.ids = new Map(Object.entries(model.vocab));
     /** @type {Map<string, number>} */ this.ranks = new Map(
-      (model.merges ?? []).map((/** @type {any} */ merge, /** @type {number} */ n) => [
-        Array.isArray(merge) ? merge.join(" ") : merge,
-        n,
-      ]),
+      (model.merges ?? []).map((/** @type {string[]} */ merge, /** @type {number} */ n) => [merge.join(" "), n]),
     );
     /** @type {Map<string, any>} */ this.added = new Map(
       added.map((/** @type {any} */ token) => [token.content, token]),
     );
     for (const { content, id } of added) this.ids.set(content, id);
     this.names = new Map([...this.ids].map(([name, id]) => [id, name]));
-    this.size = this.ids.size;
-    /** @type {number | null} the most tokens, with those that a template adds */ this.limit = null;
-    this.side = "right";
-    const escaped = (/** @type {any[]} */ tokens) =>
-      tokens
-        .map(({ content }) => content)
-        .sort((a, b) => b.length - a.length)
-        .map((text) => text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"));
-    for (const token of added) {
-      if (token.single_word || (token.normalized && this.normalizers.length)) throw fault(token);
-    }
-    this.marks = added.length ? new RegExp(escaped(added).join("|"), "gu") : null;
+    const escaped = [...this.added.keys()]
+      .sort((a, b) => b.length - a.length)
+      .map((text) => text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"));
+    this.marks = added.length ? new RegExp(escaped.join("|"), "gu") : null;
   }
 
   /** @param {string} text @returns {Token[]} without those that a template adds */
@@ -292,11 +240,7 @@ export class Tokenizer {
    * @type {(word: Letter[]) => Token[]}
    */
   pieces(word) {
-    const {
-      unk_token: unknown,
-      continuing_subword_prefix: prefix = "##",
-      max_input_chars_per_word: most = 100,
-    } = this.model;
+    const { unk_token: unknown, continuing_subword_prefix: prefix, max_input_chars_per_word: most } = this.model;
     const letters = word.map(({ c }) => c),
       nothing = [{ id: this.ids.get(unknown) ?? 0, name: unknown, from: word[0].from, to: word[word.length - 1].to }];
     /** @type {Token[]} */
@@ -467,160 +411,4 @@ function trimmed(tokens, prefix, text) {
       to: last ? Math.max(token.to - letters.slice(-last).join("").length, from) : token.to,
     };
   });
-}
-
-/**
- * The tokenizer that Transformers makes of a folder, whose classes replace some steps.
- * @type {(files: Map<string, Entry>, config?: any) => Promise<Tokenizer>}
- */
-export async function tokenizerOf(files, config = {}) {
-  const entry = files.get("tokenizer.json"), side = files.get("tokenizer_config.json");
-  if (!entry) throw new Fault("no tokenizer", { file: [...files.keys()][0] ?? "" });
-  const parts = await readJson(entry), settings = side ? await readJson(side) : {};
-  /** @type {Record<string, string>} */
-  const byModel = { bert: "Bert", distilbert: "Bert", gpt2: "GPT2", roberta: "Roberta", qwen2: "Qwen2" };
-  const named = settings.tokenizer_class ?? config?.tokenizer_class ?? byModel[config?.model_type] ?? "";
-  const name = config?.model_type === "qwen2" ? "Qwen2" : String(named).replace(/Tokenizer(Fast)?$/, "");
-  if (!settings._selfattn_as_written && parts?.model?.vocab) {
-    if (["Bert", "DistilBert", "MobileBert", "SqueezeBert", "MPNet"].includes(name)) {
-      parts.normalizer = {
-        type: "BertNormalizer",
-        clean_text: true,
-        handle_chinese_chars: settings.tokenize_chinese_chars ?? true,
-        strip_accents: settings.strip_accents ?? null,
-        lowercase: settings.do_lower_case ?? true,
-      };
-      parts.pre_tokenizer = { type: "BertPreTokenizer" };
-      Object.assign(parts.model, { continuing_subword_prefix: "##", max_input_chars_per_word: 100 });
-    } else if (["GPT2", "Roberta", "Bart"].includes(name)) {
-      parts.normalizer = null;
-      parts.pre_tokenizer = { type: "ByteLevel", add_prefix_space: settings.add_prefix_space ?? false };
-      Object.assign(parts.model, { unk_token: null, ignore_merges: false });
-    } else if (name === "Qwen2") {
-      parts.normalizer = { type: "NFC" };
-      const words = { type: "Split", pattern: { Regex: QWEN2_WORDS }, behavior: "Isolated", invert: false };
-      parts.pre_tokenizer = {
-        type: "Sequence",
-        pretokenizers: [
-          words,
-          { type: "ByteLevel", add_prefix_space: settings.add_prefix_space ?? false, use_regex: false },
-        ],
-      };
-    }
-    addSpecial(parts, settings, name, entry.path);
-  }
-  if (settings.split_special_tokens) {
-    throw new Fault("tokenizer part", { file: entry.path, part: "split_special_tokens" });
-  }
-  const made = new Tokenizer(parts ?? {}, entry.path);
-  made.side = settings.truncation_side ?? parts.truncation?.direction?.toLowerCase() ?? "right";
-  return made;
-}
-
-/**
- * Special tokens that only tokenizer_config.json names are found whole in texts too.
- * @type {(parts: any, settings: any, name: string, file: string) => void}
- */
-function addSpecial(parts, settings, name, file) {
-  /** @type {any[]} */
-  const added = (parts.added_tokens ??= []);
-  const bert = name.endsWith("Bert") ? ["[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"] : [];
-  const keys = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"].filter(
-    (key) => settings[key],
-  );
-  const listed = Object.entries(settings.added_tokens_decoder ?? {}).map(([id, token]) => ({
-    id: Number(id),
-    ...token,
-  }));
-  for (const token of listed) {
-    if (added.every((own) => own.id !== token.id || own.content !== token.content)) {
-      throw new Fault("tokenizer part", { file, part: token.content });
-    }
-  }
-  const more = [
-    ...keys.map((key) => settings[key]),
-    ...Object.values(settings.extra_special_tokens ?? {}),
-    ...(settings.additional_special_tokens ?? []),
-  ].map((token) => token.content ?? token);
-  for (const content of [...more, ...bert]) {
-    if (
-      added.some((own) => own.content === content) ||
-      (!more.includes(content) && !Object.hasOwn(parts.model.vocab, content))
-    ) {
-      continue;
-    }
-    if (!Object.hasOwn(parts.model.vocab, content)) throw new Fault("tokenizer part", { file, part: String(content) });
-    added.push({ content, id: parts.model.vocab[content], special: true });
-  }
-}
-
-/**
- * The byte-level tokenizer of a GGUF file's header, as Python makes it.
- * @type {(metadata: Map<string, any>, file: string) => Tokenizer}
- */
-export function ggufTokenizer(metadata, file) {
-  const of = (/** @type {string} */ name) => metadata.get(`tokenizer.ggml.${name}`);
-  /** @type {string[]} */
-  const tokens = of("tokens") ?? [];
-  const pre = of("pre") ?? "default",
-    fault = (/** @type {any} */ part) => new Fault("tokenizer part", { file, part: String(part) });
-  if (of("model") !== "gpt2") throw fault(of("model"));
-  const plain = ["gpt-2", "gpt2", "jais", "phi-2", "roberta-bpe"],
-    digits = ["smollm", "starcoder", "refact", "codeshell"];
-  const llama = ["llama-bpe", "llama3", "llama-v3", "falcon3"],
-    three = [...llama, "dbrx", "smaug-bpe"],
-    one = ["qwen2", "stablelm2", "deepseek-r1-qwen", "megrez"];
-  if (![...plain, ...digits, ...three, ...one].includes(pre)) throw fault(pre);
-  const split = three.includes(pre) ? LLAMA3_WORDS : one.includes(pre) ? QWEN2_WORDS : "";
-  const cutters = [
-    ...(digits.includes(pre) ? [{ type: "Digits", individual_digits: true }] : []),
-    ...(split ? [{ type: "Split", pattern: { Regex: split }, behavior: "Isolated" }] : []),
-    { type: "ByteLevel", use_regex: !split },
-  ];
-  // Tokens that look like marks are special whatever their type: old converters wrote none.
-  const controls = ["eos", "eot", "eom", "bos"].map((name) => of(`${name}_token_id`));
-  const types = tokens.map((token, n) => {
-    const type = of("token_type")?.[n] ?? 1;
-    return type === 1 &&
-      (controls.includes(n) || /^(<\|.*\|>|<｜.*｜>|<(start|end)_of_\w+>|\[\/?INST\])$/su.test(token))
-      ? 3
-      : type;
-  });
-  const added = tokens.flatMap((content, id) =>
-    content && [2, 3, 4].includes(types[id]) ? [{ content, id, special: types[id] !== 4 }] : [],
-  );
-  const begins = of("add_bos_token") ?? llama.includes(pre), ends = of("add_eos_token") ?? false;
-  const first = begins && of("bos_token_id") !== undefined ? [of("bos_token_id")] : [],
-    last = ends && of("eos_token_id") !== undefined ? [of("eos_token_id")] : [];
-  const mark = (/** @type {number} */ id, /** @type {number} */ type_id) => ({
-    SpecialToken: { id: String(id), type_id },
-  });
-  const around = (/** @type {string} */ id, /** @type {number} */ type) => [
-    ...first.map((n) => mark(n, type)),
-    { Sequence: { id, type_id: type } },
-    ...last.map((n) => mark(n, type)),
-  ];
-  const frame = {
-    type: "TemplateProcessing",
-    single: around("A", 0),
-    pair: [...around("A", 0), ...around("B", 1)],
-    special_tokens: Object.fromEntries([...first, ...last].map((id) => [String(id), { ids: [id] }])),
-  };
-  const normalizer = ["qwen2", "megrez"].includes(pre) ? { type: "NFC" } : null;
-  const model = {
-    type: "BPE",
-    vocab: new Map(tokens.map((token, id) => [token, id])),
-    merges: of("merges") ?? [],
-    ignore_merges: llama.includes(pre),
-  };
-  return new Tokenizer(
-    {
-      normalizer,
-      pre_tokenizer: { type: "Sequence", pretokenizers: cutters },
-      model,
-      post_processor: first.length || last.length ? frame : null,
-      added_tokens: added,
-    },
-    file,
-  );
 }

@@ -2,38 +2,43 @@
 what it cannot run."""
 
 import base64
-import io
-import json
-import zipfile
 
 import numpy as np
 import pytest
 from instruction_sets import using
 from page_driver import CONTRASTS, then
 from pretrained_data import DATA
+from small_tokenizers import word_piece
 
 import selfattn as sa
 import selfattn_models as models
+from selfattn import nn
 from selfattn.engine import weights
 from selfattn.steps.transformer import states
 from selfattn.views.live_pages import read_kernels
+from selfattn.views.packs import gpt_pack
 from selfattn_models import _pipeline
+from selfattn_models.packs import packed
 from selfattn_models.pages.live_pages import LIVE_PAGES
 from selfattn_models.pages.texts import own
 
-SCRIPTS = ("live/kernel.js", *own("live/readers.js", "live/encoder.js"))
-FAMILIES = {"bert": models.BertModel, "distilbert": models.DistilBertModel, "roberta": models.RobertaModel}
+SCRIPTS = ("live/kernel.js", "live/pack.js", *own("live/encoder.js"))
+FAMILIES = {
+    "bert": models.BertModel,
+    "distilbert": models.DistilBertModel,
+    "roberta": models.RobertaModel,
+    "camembert": models.RobertaModel,
+}
 
-COMPUTE = """async ([wasm, folders]) => {
+COMPUTE = """async ([wasm, drawn]) => {
     const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
     const text = (array) => btoa(
         new Uint8Array(array.buffer, array.byteOffset, array.byteLength)
             .reduce((all, byte) => all + String.fromCharCode(byte), ""),
     );
     const kernel = await Kernel.load(bytes(wasm)), found = [];
-    for (const { files, kind, reads } of folders) {
-        const given = Object.entries(files).map(([path, content]) => ({ path, file: new Blob([bytes(content)]) }));
-        const encoder = await Encoder.of(kernel, await readModel(given), "drawn", kind);
+    for (const { pack, reads } of drawn) {
+        const encoder = await modelOf(bytes(pack), "drawn", "encoder", (pack) => new Encoder(kernel, pack));
         found.push(...reads.map((read) => Object.values(encoder.compute(read, true)).map(text)));
         encoder.model.free();
     }
@@ -41,8 +46,8 @@ COMPUTE = """async ([wasm, folders]) => {
 }"""
 
 
-def drawn_folder(rng, folder, kind):
-    """Save a drawn encoder, in int8 if the kind is "stored"; return its tokens and types to read."""
+def drawn_encoder(rng):
+    """Return a drawn encoder, and tokens and types to read."""
     heads, width = int(rng.choice([1, 2, 3])), int(rng.choice([2, 5, 16, 33]))
     d, family, vocabulary = heads * width, str(rng.choice(list(FAMILIES))), int(rng.integers(20, 60))
     names = "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act"
@@ -55,33 +60,21 @@ def drawn_folder(rng, folder, kind):
     model = FAMILIES[family](config, rng=int(rng.integers(1 << 30)))
     for array in model.arrays.values():
         np.add(array, rng.normal(0, 0.1, array.shape), array, casting="same_kind")
-    models.save(model.quantize("int8") if kind == "stored" else model, folder)
-    modes = rng.choice(
-        ["mean", "cls", "max", "lasttoken"], int(rng.choice([1, 1, 2])), replace=False
-    ).tolist()
-    modules = [
-        ("Transformer", ""),
-        ("Pooling", "1_Pooling"),
-        *([("Normalize", "2_Normalize")] if rng.random() < 0.5 else []),
-    ]
-    (folder / "modules.json").write_text(
-        json.dumps(
-            [
-                {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{name}"}
-                for n, (name, path) in enumerate(modules)
-            ]
-        )
-    )
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling/config.json").write_text(
-        json.dumps({"word_embedding_dimension": d, "pooling_mode": modes})
-    )
+    modes = ["mean", "cls", "max", "lasttoken"]
+    model.pipeline.modes = tuple(rng.choice(modes, int(rng.choice([1, 1, 2])), replace=False).tolist())
+    model.pipeline.after = [("2_Normalize", None)] if rng.random() < 0.5 else []
+    model.pipeline.truncate_dim = d // 2 if rng.random() < 0.3 else None
+    model.tokenizer = word_piece()
+    reads = []
     for length in rng.choice([1, 2, 3, 16, 17, 64], 2).tolist():
         first = int(rng.integers(length + 1)) if family == "bert" else length
-        yield {
-            "ids": rng.integers(1, vocabulary, length).tolist(),
-            "types": [0] * first + [1] * (length - first),
-        }
+        reads.append(
+            {
+                "ids": rng.integers(1, vocabulary, length).tolist(),
+                "types": [0] * first + [1] * (length - first),
+            }
+        )
+    return model, reads
 
 
 def computed(model, read):
@@ -103,25 +96,19 @@ def computed(model, read):
     return model.pipeline.finish(row, None)[0], np.stack(shown)
 
 
-def test_drawn_encoders_have_the_bits_of_baseline(browser, kernels, tmp_path):
-    rng, folders, wanted = np.random.default_rng(54), [], []
+def test_drawn_encoders_have_the_bits_of_baseline(browser, kernels):
+    rng, drawn, wanted = np.random.default_rng(54), [], []
     with using("baseline"):
         for n in range(27):
-            kind, folder = ["float32", "int8", "stored"][n % 3], tmp_path / str(n)
-            reads = list(drawn_folder(rng, folder, kind))
-            model = models.load(folder, dtype="int8" if kind == "int8" else None)
+            model, reads = drawn_encoder(rng)
+            if n % 3:
+                model.quantize("int8")
             wanted += [computed(model, read) for read in reads]
-            paths = [path for path in folder.rglob("*") if path.is_file()]
-            files = {
-                str(path.relative_to(folder)): base64.b64encode(path.read_bytes()).decode() for path in paths
-            }
-            folders.append({"files": files, "kind": "int8" if kind == "int8" else "float32", "reads": reads})
+            pack = packed(model, "drawn", model.dtype)
+            drawn.append({"pack": base64.b64encode(pack).decode(), "reads": reads})
     page = browser.new_page()
-    code = then(SCRIPTS, "Object.assign(globalThis, { Kernel, Encoder, readModel });")
-    page.add_script_tag(
-        content=code.replace("await tokenizerOf(own, config)", "{}")
-    )  # drawn folders have none
-    found = page.evaluate(COMPUTE, [base64.b64encode(kernels.read_bytes()).decode(), folders])
+    page.add_script_tag(content=then(SCRIPTS, "Object.assign(globalThis, { Kernel, Encoder, modelOf });"))
+    found = page.evaluate(COMPUTE, [base64.b64encode(kernels.read_bytes()).decode(), drawn])
     page.close()
     different = [
         n
@@ -176,25 +163,16 @@ def test_the_toy_knows_two_banks_and_keeps_what_was_chosen(typed):
     assert float(page.locator(".sa-fields strong").inner_text().split(": ")[1].replace("−", "-")) < 0
 
 
-def test_what_is_no_model_is_said_and_the_model_stays(typed, tmp_path):
-    page, folder = typed("the bank"), tmp_path / "model"
-    sizes = {"vocab_size": 9, "hidden_size": 4, "intermediate_size": 4}
-    model = models.BertModel(sizes | {"num_hidden_layers": 1, "num_attention_heads": 1}, rng=0)
-    models.save(model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    for change, said in (
-        ({"model_type": "modernbert"}, "does not run modernbert. It runs"),
-        ({"position_embedding_type": "relative_key"}, 'position_embedding_type: "relative_key"'),
-        ({"vocab_size": 8}, "has the shape 9×4, and config.json says 8×4"),
-        ({"num_hidden_layers": 2}, "no weights of the name encoder.layer.1"),
-        ({}, "no tokenizer.json"),
+def test_what_is_no_pack_of_an_encoder_is_said_and_the_model_stays(typed):
+    page = typed("the bank")
+    letters = gpt_pack(nn.GPT(3, 4, 1, 1, max_seq_len=4, rng=0), "ab ")
+    for name, content, said in (
+        ("model.gguf", b"GGUF" * 9, "selfattn pages DIR --model model.gguf"),
+        ("letters.sapack", letters, "a model of another kind, language"),
+        ("cut.sapack", letters[:-64], "cut off"),
     ):
-        content = io.BytesIO()
-        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("config.json", json.dumps(config | change))
-            archive.write(folder / "model.safetensors", "model.safetensors")
         page.locator("input[accept]").set_input_files(
-            {"name": "model.zip", "mimeType": "application/zip", "buffer": content.getvalue()}
+            {"name": name, "mimeType": "application/octet-stream", "buffer": content}
         )
         page.locator("[role=status]", has_text=said).wait_for()
         page = typed(f"the bank {'and ' * len(said)}")
@@ -206,7 +184,7 @@ def test_what_is_no_model_is_said_and_the_model_stays(typed, tmp_path):
 def test_minilm_in_the_page_finds_what_python_finds(typed, tmp_path):
     with using("baseline"):
         model = models.load(DATA / "all-MiniLM-L6-v2", dtype="int8")
-        models.save(model, tmp_path / "minilm")
+        models.pack(model, tmp_path / "minilm.sapack")
         query = "A storm at sea!"
         texts = [
             "The waves rose, and the ship sank.",
@@ -218,7 +196,7 @@ def test_minilm_in_the_page_finds_what_python_finds(typed, tmp_path):
             reverse=True,
         )
     page = typed("the bank")
-    page.locator("input[webkitdirectory]").set_input_files(tmp_path / "minilm")
+    page.locator("input[accept]").set_input_files(tmp_path / "minilm.sapack")
     page.locator(".sa-thumb").nth(71).wait_for()
     page.locator("textarea").fill("\n".join(texts))
     page = typed(query)
