@@ -9,6 +9,7 @@ import argparse
 import io
 import math
 import os
+import re
 import webbrowser
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from selfattn import _disk, views
 from selfattn._disk import LONGEST_NAME
+from selfattn._extras import models_module
 from selfattn.cli import streams
 from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError
 from selfattn.functional._options import StepsOptions, names_of
@@ -241,16 +243,31 @@ def _add_pages(parser: Parser) -> None:
     parser.add_argument("--lang", choices=PLURALS, nargs="+", default=["en"], help=several)
     built = "another core in WebAssembly for the live pages, from make -C csrc wasm-library"
     parser.add_argument("--kernels", metavar="FILE.wasm", type=Path, help=built)
+    own = "models that get a page each, which runs them: folders or .gguf files (needs selfattn-models)"
+    parser.add_argument("--model", metavar="MODEL", type=Path, nargs="+", default=[], help=own)
     parser.add_argument("--open", action="store_true", help="show the start page in a browser")
 
 
 def _run_pages(options: argparse.Namespace) -> int:
     kernels = options.kernels or packaged_kernels()
-    start = views.write_pages(options.folder, lang=options.lang, kernels=kernels)
+    start = views.write_pages(options.folder, lang=options.lang, kernels=kernels, packs=_packs(options.model))
     if kernels is None:
         streams.tell(f"selfattn pages: wrote all pages but the live ones: {NO_KERNELS}")
     _announce("pages", start, options.open)
     return 0
+
+
+def _packs(models: Sequence[Path]) -> dict[str, bytes]:
+    """Return the packs of models by names that files can have."""
+    found: dict[str, bytes] = {}
+    for path in models:
+        name = re.sub(r"[^\w.-]+", "-", os.path.basename(os.path.abspath(path)).removesuffix(".gguf"))
+        if name in found:
+            raise UsageError(f"two models have the name {name}")
+        packed = models_module("selfattn pages --model", "selfattn_models.packs").packed
+        found[name] = packed(path, name)
+        streams.tell(f"selfattn pages: {path}: a pack of {len(found[name]) / 1e6:.1f} MB")
+    return found
 
 
 def add_out(parser: Parser, default: str) -> None:

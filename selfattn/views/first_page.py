@@ -15,6 +15,7 @@ from selfattn.views.document import Document
 from selfattn.views.gpt import gpt_page
 from selfattn.views.language import OWN_NAMES, PLURALS, fill, in_language, say
 from selfattn.views.live_pages import live_pages, packaged_kernels, read_kernels
+from selfattn.views.packs import MARK, MOST_INSIDE, SUFFIX
 from selfattn.views.texts import START
 from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
 from selfattn.views.writing import text
@@ -32,6 +33,7 @@ def write_pages(
     *,
     lang: str | Sequence[str] = "en",
     kernels: str | os.PathLike[str] | None = None,
+    packs: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write all pages and a start page: the lessons, their exercises, a GPT.
 
@@ -47,6 +49,9 @@ def write_pages(
     kernels : path, optional
         The core in WebAssembly, which ``make -C csrc wasm-library`` builds, for the live pages; by default that of the
         package. A build without it writes no live pages. Another file is a ValueError.
+    packs : mapping of str to bytes, optional
+        Models by the names of their pages, as ``selfattn_models.pack`` writes them. A page has a small pack inside,
+        and fetches one of more than 4 MB, which is written next to it, from its own web server.
 
     Returns
     -------
@@ -61,12 +66,18 @@ def write_pages(
     pages = {each: dict(_pages(each)) for each in langs}
     about = {each: in_language(START, each) for each in langs}
     kernels = packaged_kernels() if kernels is None else kernels
-    core = None if kernels is None else read_kernels(kernels)
+    core, packs = None if kernels is None else read_kernels(kernels), packs or {}
+    if packs and core is None:
+        raise ValueError(
+            "pages of packs need the core in WebAssembly, which this build of selfattn does not have"
+        )
     for each in langs:
         if core is not None:
             pages[each] |= live_pages(core, each)
         for further in entry_points(group="selfattn.pages"):
-            for name, page, sentence in further.load()(each, core):
+            for name, page, sentence in further.load()(each, core, packs):
+                if name in pages[each]:
+                    raise ValueError(f"a page has the name {name!r} already; give the model another one")
                 pages[each][name], about[each][name] = page, sentence
     for own in langs:
         pages[own]["index"] = _start_page(pages[own], about[own], own, ends)
@@ -74,7 +85,13 @@ def write_pages(
     for path in paths.values():
         if os.path.lexists(path) and not _disk.has_mark(path, b'<body class="sa-page">'):
             raise FileExistsError(f"{path} exists and is not a page of selfattn's")
+    fetched = {Path(folder, n + SUFFIX): pack for n, pack in packs.items() if len(pack) > MOST_INSIDE}
+    for path in fetched:
+        if os.path.lexists(path) and not _disk.has_mark(path, MARK):
+            raise FileExistsError(f"{path} exists and is not a pack of selfattn's")
     paths["index", langs[0]].parent.mkdir(parents=True, exist_ok=True)
+    for path, pack in fetched.items():
+        _disk.write_file(path, pack)
     for (name, own), path in paths.items():
         up = ("up", own, "index" + ends[own], say(START["all pages"], own))
         others = [

@@ -84,6 +84,14 @@ def pack_bytes(header: dict[str, Any]) -> bytes:
     return b"".join((MARK, len(written).to_bytes(8, "little"), written, *parts))
 
 
+def kind_of(pack: bytes) -> str:
+    """Return the kind of model of a pack; what is no pack is a ValueError."""
+    if not pack.startswith(MARK):
+        raise ValueError(f"expected a pack, as selfattn_models.pack writes it, not {pack[:40]!r}")
+    end = 16 + int.from_bytes(pack[8:16], "little")
+    return str(json.loads(pack[16:end])["kind"])
+
+
 def pack_data(name: str, pack: bytes) -> dict[str, Any]:
     """Return how a page's script gets a pack: deflated and in base64, or by the address of a file next to the page."""
     if len(pack) > MOST_INSIDE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from selfattn.tutorials import embedding_model, load
 from selfattn.views.document import Document
 from selfattn.views.gpt import PROMPT, page_gpt
 from selfattn.views.live_pages import MOST_RIBBONS, Kernels, LivePage, live_page
-from selfattn.views.packs import gpt_pack, pack_data
+from selfattn.views.packs import gpt_pack, kind_of, pack_data
 from selfattn_models.packs import packed
 from selfattn_models.pages.texts import ENCODER, LANGUAGE_MODEL, PACKAGE, own
 
@@ -27,9 +27,9 @@ class _Encoder(LivePage):
     scripts: ClassVar[tuple[str, ...]] = own("live/encoder_page.js")
 
 
-def _encoder(kernels: Kernels, lang: str) -> Document:
+def _encoder(kernels: Kernels, lang: str, name: str = "", pack: bytes = b"") -> Document:
     data = {
-        **pack_data("", packed(_toy(), "")),
+        **_data(packed(_toy(), ""), name, pack),
         "sentences": load("sentence_embeddings")["sentences"],
         "ribbons": MOST_RIBBONS,
         "code": COMMAND.format("all-MiniLM-L6-v2"),
@@ -43,14 +43,19 @@ class _LanguageModel(LivePage):
     scripts: ClassVar[tuple[str, ...]] = own("live/language_page.js")
 
 
-def _language_model(kernels: Kernels, lang: str) -> Document:
+def _language_model(kernels: Kernels, lang: str, name: str = "", pack: bytes = b"") -> Document:
     data = {
-        **pack_data("", gpt_pack(*page_gpt())),
+        **_data(gpt_pack(*page_gpt()), name, pack),
         "prompt": PROMPT,
         "ribbons": MOST_RIBBONS,
         "code": COMMAND.format("SmolLM2-135M-Instruct.Q4_1.gguf"),
     }
     return live_page(_LanguageModel, "language", LANGUAGE_MODEL, kernels, lang, data, PACKAGE)
+
+
+def _data(own: bytes, name: str, pack: bytes) -> dict[str, Any]:
+    """Return a page's own pack, or a model's; the page has its own one while it fetches the model's."""
+    return pack_data("", own) | (pack_data(name, pack) if pack else {})
 
 
 def _toy() -> nn.EmbeddingModel:
@@ -66,7 +71,7 @@ def _toy() -> nn.EmbeddingModel:
 
 
 #: The live pages by the names of their files, in the order of the start page.
-LIVE_PAGES: dict[str, Callable[[Kernels, str], Document]] = {
+LIVE_PAGES: dict[str, Callable[..., Document]] = {
     "encoder": _encoder,
     "language_model": _language_model,
 }
@@ -76,3 +81,9 @@ def live_pages(kernels: Kernels, lang: str) -> Iterator[tuple[str, Document]]:
     """Yield the live pages of a language by the names of their files."""
     for name, page in LIVE_PAGES.items():
         yield name, page(kernels, lang)
+
+
+def pack_page(kernels: Kernels, lang: str, name: str, pack: bytes) -> Document:
+    """Return the page of a pack of a name: inside, or next to the page."""
+    page = _encoder if kind_of(pack) == "encoder" else _language_model
+    return page(kernels, lang, name, pack)

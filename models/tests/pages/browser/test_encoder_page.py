@@ -2,6 +2,9 @@
 what it cannot run."""
 
 import base64
+import functools
+import http.server
+import threading
 
 import numpy as np
 import pytest
@@ -15,11 +18,12 @@ import selfattn_models as models
 from selfattn import nn
 from selfattn.engine import weights
 from selfattn.steps.transformer import states
+from selfattn.views import packs
 from selfattn.views.live_pages import read_kernels
 from selfattn.views.packs import gpt_pack
 from selfattn_models import _pipeline
 from selfattn_models.packs import packed
-from selfattn_models.pages.live_pages import LIVE_PAGES
+from selfattn_models.pages.live_pages import LIVE_PAGES, pack_page
 from selfattn_models.pages.texts import own
 
 SCRIPTS = ("live/kernel.js", "live/pack.js", *own("live/encoder.js"))
@@ -176,6 +180,31 @@ def test_what_is_no_pack_of_an_encoder_is_said_and_the_model_stays(typed):
         )
         page.locator("[role=status]", has_text=said).wait_for()
         page = typed(f"the bank {'and ' * len(said)}")
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def test_a_page_fetches_the_pack_next_to_it_from_its_own_site(browser, kernels, tmp_path, monkeypatch):
+    sizes = {"vocab_size": 2, "hidden_size": 4, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = models.BertModel(sizes | {"intermediate_size": 4}, rng=0)
+    model.tokenizer = word_piece()
+    pack = packed(model, "mine")
+    monkeypatch.setattr(packs, "MOST_INSIDE", len(pack) - 1)
+    pack_page(read_kernels(kernels), "en", "mine", pack).save(tmp_path / "mine.html")
+    (tmp_path / "mine.sapack").write_bytes(pack)
+    page = browser.new_page()
+    page.goto((tmp_path / "mine.html").as_uri())
+    page.get_by_text("drop it onto this page").wait_for()
+    handler = functools.partial(Quiet, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        page.goto(f"http://127.0.0.1:{server.server_port}/mine.html")
+        page.get_by_text("mine runs in this tab: 3 layers, 6 heads").wait_for()
+        server.shutdown()
+    page.close()
 
 
 @pytest.mark.skipif(
