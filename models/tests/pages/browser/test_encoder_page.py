@@ -27,6 +27,13 @@ from selfattn_models.pages.live_pages import LIVE_PAGES, pack_page
 from selfattn_models.pages.texts import own
 
 SCRIPTS = ("live/kernel.js", "live/pack.js", *own("live/encoder.js"))
+SIZES = {
+    "vocab_size": 2,
+    "hidden_size": 4,
+    "intermediate_size": 4,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+}
 FAMILIES = {
     "bert": models.BertModel,
     "distilbert": models.DistilBertModel,
@@ -182,14 +189,23 @@ def test_what_is_no_pack_of_an_encoder_is_said_and_the_model_stays(typed):
         page = typed(f"the bank {'and ' * len(said)}")
 
 
+def test_a_packs_name_is_text(opened, kernels):
+    name = "</script><img src=x onerror=alert(1)><b>{layers}*"
+    model = models.BertModel(SIZES, rng=0)
+    model.tokenizer = word_piece()
+    page = opened(pack_page(read_kernels(kernels), "en", "mine", packed(model, name)))
+    page.get_by_text("runs in this tab").wait_for()
+    assert name in page.locator(".sa-model p").inner_text()
+    assert page.locator("img, .sa-model b").count() == 0
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
 
 def test_a_page_fetches_the_pack_next_to_it_from_its_own_site(browser, kernels, tmp_path, monkeypatch):
-    sizes = {"vocab_size": 2, "hidden_size": 4, "num_hidden_layers": 3, "num_attention_heads": 2}
-    model = models.BertModel(sizes | {"intermediate_size": 4}, rng=0)
+    model = models.BertModel(SIZES, rng=0)
     model.tokenizer = word_piece()
     pack = packed(model, "mine")
     monkeypatch.setattr(packs, "MOST_INSIDE", len(pack) - 1)
