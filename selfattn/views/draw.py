@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,7 @@ class Drawing:
         answers = self.answers() if self.exercise else ""
         return (
             f'<div class="sa-steps">\n{title}<div class="sa-still">{look}{still}</div>\n{stages}\n{answers}'
-            f"{self.data()}</div>"
+            f"{script_data(self.data())}</div>"
         )
 
     @cached_property
@@ -315,7 +316,7 @@ class Drawing:
         parts = [self.say(key, n=n) for key, n in (("block", node.block), ("head", node.head)) if n]
         return ", ".join(parts) + (": " if parts else "")
 
-    def data(self) -> str:
+    def data(self) -> dict[str, Any]:
         """Return the script's data: all numbers to the last bit, how they are computed, all labels."""
         nodes = [
             {
@@ -339,7 +340,7 @@ class Drawing:
         used = {name: self.texts[name] for name in SCRIPTED}
         heads = [vars(head) for head in self.graph.heads]
         data = {"nodes": nodes, "heads": heads, "labels": self.graph.labels, "precision": self.precision}
-        return script_data(data | {"texts": used})
+        return data | {"texts": used}
 
 
 def with_gaps(shown: Sequence[int], drawn: Callable[[int], str], gap: str) -> str:

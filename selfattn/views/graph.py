@@ -23,17 +23,6 @@ Term: TypeAlias = str  # id of a node, "T:" and an id for its transpose, or an o
 
 OPERATORS = ("@", "=", "+", "·", "→", "where")
 MAX_HEADS = 4  # heads that are shown as tables
-PER_HEAD = (
-    "given",
-    "scores",
-    "scaled_scores",
-    "masked_scores",
-    "weights",
-    "dropped_weights",
-    "replaced_weights",
-    "weighted_values",
-    "output",
-)
 MAX_PAIRS = 8  # queries whose weighted values are shown
 MAX_NUMBERS = 200_000  # numbers in all matrices: about 2 MB as base64
 
@@ -54,9 +43,13 @@ class Node:
     op: str
     args: tuple[str, ...]
     options: dict[str, Any]
-    editable: bool
     block: str  # the name of the block, if there are several
     head: str
+
+    @property
+    def editable(self) -> bool:
+        """Whether it is given, not computed."""
+        return self.op == "given"
 
 
 @dataclass
@@ -150,70 +143,88 @@ LINES: dict[str, tuple[str, str]] = {
 
 
 class Graph:
-    """A graph: nodes by id, stages in order, lists of labels; ``side`` is the sentence, 0 or 1, that is being added."""
+    """A graph: nodes by id, stages in order, lists of labels.
+
+    What is added belongs to ``side``, the sentence, 0 or 1, to ``block`` and to ``head``, if there are several.
+    """
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self.stages: dict[str, Stage] = {}
         self.labels: dict[str, list[str]] = {"one": [""]}
         self.heads: list[Head] = []
-        self.side = 0
-        self.block = self.head = ""  # block and head of the nodes being added
-        self.numbers = 0
+        self.side = self.numbers = 0
+        self.block = ""
+        self.leave_head()
+
+    def enter_head(self, steps: AttentionSteps, h: int) -> None:
+        """Let what is added belong to a head."""
+        lead = steps.scores.shape[:-2]
+        self.h, self.count = h, math.prod(lead)
+        self.at = np.unravel_index(h, lead) if lead else ()
+        self.head = ", ".join(str(n) for n, size in zip(self.at, lead, strict=True) if size > 1)
+
+    def leave_head(self) -> None:
+        """Let what is added belong to all heads."""
+        self.h, self.count, self.at, self.head = 0, 1, (), ""
+
+    @property
+    def prefix(self) -> str:
+        """What the names of the block's nodes and stages begin with."""
+        return f"block{self.block}." if self.block else ""
 
     def add(
         self,
-        node: str,
         name: str,
         data: Array,
         rows: str = "",
         columns: str = "",
         op: str = "given",
-        args: tuple[str, ...] = (),
-        options: dict[str, Any] | None = None,
-        *,
-        editable: bool = False,
+        *args: str,
+        called: str = "",
         shared: bool = False,
+        **options: Any,
     ) -> str:
-        """Add a node to this side, and return its id; a shared node of the other side is used again."""
+        """Add a node to this side, and return its id; a shared node of the other side is used again.
+
+        The page shows what it is ``called``, by default its name.
+        """
         if self.numbers + data.size > MAX_NUMBERS:
             raise PageError(
                 f"a page holds at most {MAX_NUMBERS} numbers, and these steps have more, with {name} of "
                 f"shape {data.shape}. Show fewer tokens, dims or heads"
             )
         data = np.ascontiguousarray(np.atleast_2d(data), dtype=np.float64)
+        head = "" if shared else self.head
+        node = f"{self.prefix}{name}{f'.{self.h}' if head else ''}"
         if shared and node in self.nodes and np.array_equal(self.nodes[node].data, data):
             return node
         full = f"{node}~{self.side}" if self.side else node
-        head = "" if shared else self.head
         self.nodes[full] = Node(
-            full, name, data, rows, columns, op, args, options or {}, editable, self.block, head
+            full, called or name, data, rows, columns, op, args, options, self.block, head
         )
         self.numbers += data.size
         return full
 
-    def show(
-        self,
-        name: str,
-        terms: Sequence[Term],
-        label: str = "",
-        prefix: str = "",
-        variant: str = "",
-        source: str = "",
-    ) -> Stage:
-        """Add an equation to a stage, a new one if needed; the line of NumPy names the node `source`."""
-        stage = self.stages.get(prefix + name)
+    def show(self, name: str, *terms: Term, variant: str = "", source: str = "") -> Stage:
+        """Add an equation to a stage, a new one if needed; the line of NumPy names the node `source`.
+
+        Of heads that are too many to show, the stage says how many there are.
+        """
+        full = self.prefix + name
+        stage = self.stages.get(full)
         if stage is None:
             formula, line = LINES[variant or name]
             line = line.format(source=source and self.nodes[source].name)
-            stage = Stage(prefix + name, variant or name, formula, line)
-            self.stages[stage.name] = stage
-        if self.side == 0:
-            stage.equations.append(Equation(label, [list(terms)]))
+            stage = self.stages[full] = Stage(full, variant or name, formula, line)
+        if self.h >= MAX_HEADS:
+            stage.notes.append(("abridged heads", {"shown": MAX_HEADS, "all": self.count}))
+        elif self.side == 0:
+            stage.equations.append(Equation(self.head, [list(terms)]))
         else:
-            equation = next((e for e in stage.equations if e.label == label and len(e.sides) == 1), None)
+            equation = next((e for e in stage.equations if e.label == self.head and len(e.sides) == 1), None)
             if equation is None:
-                raise ValueError(f"compare= has other steps or heads than steps: {name} {label}".rstrip())
+                raise ValueError(f"compare= has other steps or heads than steps: {full} {self.head}".rstrip())
             equation.sides.append(list(terms))
         return stage
 
@@ -223,11 +234,11 @@ def build(steps: Steps, tokens: list[str], key_tokens: list[str], graph: Graph |
     graph = _next_side(graph)
     side = graph.side
     graph.labels[f"t{side}"] = tokens
-    graph.labels[f"k{side}"] = tokens if key_tokens == tokens else key_tokens
+    graph.labels[f"k{side}"] = key_tokens
     if isinstance(steps, ModelSteps):
         _model(graph, steps)
     elif isinstance(steps, LayerSteps):
-        _layer(graph, steps, "", None)
+        _layer(graph, steps, None)
     else:
         _given(graph, steps)
     short = [stage.name for stage in graph.stages.values() for e in stage.equations if len(e.sides) <= side]
@@ -248,11 +259,11 @@ def linear(x: Array, weight: Array, tokens: list[str], graph: Graph | None = Non
     graph = _next_side(graph)
     rows = f"t{graph.side}"
     graph.labels[rows] = tokens
-    a = graph.add("inputs", "x", x, rows, editable=True)
-    b = graph.add("W", "W", weight, editable=True, shared=True)
-    y = graph.add("linear", "y", x @ weight, rows, op="matmul", args=(a, b))
-    graph.show("inputs", [a])
-    graph.show("linear", [a, "@", b, "=", y])
+    a = graph.add("inputs", x, rows, called="x")
+    b = graph.add("W", weight, shared=True)
+    y = graph.add("linear", x @ weight, rows, "", "matmul", a, b, called="y")
+    graph.show("inputs", a)
+    graph.show("linear", a, "@", b, "=", y)
     stages = {"inputs": "inputs", "output": "linear"}
     graph.heads.append(Head(graph.side, "", "", {"inputs": a, "output": y}, stages))
     return graph
@@ -266,140 +277,99 @@ def _given(graph: Graph, steps: AttentionSteps) -> None:
     """Add attention alone, whose inputs are queries, keys and values."""
     if 0 in steps.scores.shape[:-2]:
         raise PageError(f"there are no heads to show: the scores have shape {steps.scores.shape}")
-    t, k = f"t{graph.side}", f"k{graph.side}"
-    heads: list[list[str]] = [[], [], []]
-    many = _by_head(steps.query).shape[0] > 1
-    for part, (name, rows) in enumerate({"query": t, "key": k, "value": k}.items()):
-        for h, data in enumerate(_by_head(getattr(steps, name))):
-            graph.head = _head_label(steps, h)
-            suffix = f".{h}" if many else ""
-            heads[part].append(graph.add(name + suffix, name, data, rows, editable=True))
-    for h, (q, key, v) in enumerate(zip(*heads, strict=True)):
-        if h < MAX_HEADS:
-            graph.show("given", [q, "", key, "", v], _head_label(steps, h))
-    _attention(graph, steps, "", heads)
+    heads = []
+    for h in range(math.prod(steps.scores.shape[:-2])):
+        graph.enter_head(steps, h)
+        heads.append([graph.add(name, getattr(steps, name)[graph.at], rows) for name, rows in _inputs(graph)])
+        graph.show("given", *heads[h])
+    _attention(graph, steps, heads)
     for head in graph.heads:
         head.stages |= dict.fromkeys(("query", "key", "value"), "given")
 
 
-def _head_label(steps: AttentionSteps, h: int) -> str:
-    lead = steps.scores.shape[:-2]
-    if np.prod(lead, dtype=int) <= 1:
-        return ""
-    index = [int(n) for n in np.unravel_index(h, lead)]
-    while len(lead) > 1 and lead[0] == 1:
-        lead, index = lead[1:], index[1:]
-    return str(index[0]) if len(index) == 1 else str(tuple(index))
+def _inputs(graph: Graph) -> list[tuple[str, str]]:
+    """Return the names of a head's inputs, and the labels of their rows."""
+    t, c = f"t{graph.side}", f"k{graph.side}"
+    return [("query", t), ("key", c), ("value", c)]
 
 
-def _attention(graph: Graph, steps: AttentionSteps, prefix: str, heads: list[list[str]]) -> list[str]:
+def _attention(graph: Graph, steps: AttentionSteps, heads: Sequence[Sequence[str]]) -> list[str]:
     """Add the stages from scores to output for every head; return the ids of the outputs."""
     outputs = []
-    for h, (q, k, v) in enumerate(zip(*heads, strict=True)):
-        graph.head = _head_label(steps, h)
-        outputs.append(_head(graph, steps, prefix, h, q, k, v))
-    graph.head = ""
-    for name in PER_HEAD:
-        _note_heads(graph, prefix + name, len(outputs))
+    for h, (q, k, v) in enumerate(heads):
+        graph.enter_head(steps, h)
+        outputs.append(_head(graph, steps, q, k, v))
+    graph.leave_head()
     return outputs
 
 
-def _note_heads(graph: Graph, stage: str, count: int) -> None:
-    """If a stage exists, add the note that some heads are not shown."""
-    if count > MAX_HEADS and stage in graph.stages:
-        graph.stages[stage].notes.append(("abridged heads", {"shown": MAX_HEADS, "all": count}))
+def _head(graph: Graph, steps: AttentionSteps, q: str, k: str, v: str) -> str:
+    call, at, prefix, show = steps._call, graph.at, graph.prefix, graph.show
+    t, c = f"t{graph.side}", f"k{graph.side}"
 
-
-def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: str, v: str) -> str:
-    call, side = steps._call, graph.side
-    t, c = f"t{side}", f"k{side}"
-    label = _head_label(steps, h)
-    end = f".{h}" if label else ""
-    shown = h < MAX_HEADS
-    lead = steps.scores.shape[:-2]
-    at = np.unravel_index(h, lead) if lead else ()
-
-    def node(name: str, data: Array, op: str, args: tuple[str, ...], **options: Any) -> str:
-        return graph.add(f"{prefix}{name}{end}", name, data, t, c, op, args, options)
-
-    def given(name: str, data: Array, rows: str = t, columns: str = c) -> str:
-        return graph.add(f"{prefix}{name}{end}", name, data, rows, columns, editable=True)
-
-    def show(name: str, *terms: Term, variant: str = "", source: str = "") -> None:
-        if shown:
-            graph.show(name, terms, label, prefix, variant, source)
-
-    if isinstance(steps, AdditiveSteps):
-        v_data = np.asarray(steps.parameters.v)
-        vector = graph.add(f"{prefix}v", "v", v_data, "one", editable=True, shared=True)
-        scores = node("scores", steps.scores[at], "additive", (q, k, vector))
-        show("scores", q, "+", k, "", vector, "→", scores, variant="additive_scores")
-    else:
-        scores = node("scores", steps.scores[at], "matmulT", (q, k))
-        show("scores", q, "@", "T:" + k, "=", scores)
+    def node(name: str, data: Array, op: str = "given", *args: str, **options: Any) -> str:
+        return graph.add(name, data, t, c, op, *args, **options)
 
     def scalar(name: str, value: float) -> str:
-        return graph.add(f"{prefix}{name}", name, np.array(value), "one", "one", editable=True, shared=True)
+        return graph.add(name, np.array(value), "one", "one", shared=True)
+
+    if isinstance(steps, AdditiveSteps):
+        vector = graph.add("v", np.asarray(steps.parameters.v), "one", shared=True)
+        scores = node("scores", steps.scores[at], "additive", q, k, vector)
+        show("scores", q, "+", k, vector, "→", scores, variant="additive_scores")
+    else:
+        scores = node("scores", steps.scores[at], "matmul", q, k, turned="second")
+        show("scores", q, "@", "T:" + k, "=", scores)
 
     scale = scalar("scale", call.scale)
-    if call.softcap is None:
-        scaled = node("scaled_scores", steps.scaled_scores[at], "scale", (scores, scale))
-        show("scaled_scores", scores, "·", scale, "=", scaled)
-    else:
-        softcap = scalar("softcap", call.softcap)
-        scaled = node("scaled_scores", steps.scaled_scores[at], "scale", (scores, scale, softcap))
-        show("scaled_scores", scores, "·", scale, "", softcap, "=", scaled, variant="capped_scores")
+    caps = [] if call.softcap is None else [scalar("softcap", call.softcap)]
+    scaled = node("scaled_scores", steps.scaled_scores[at], "scale", scores, scale, *caps)
+    show("scaled_scores", scores, "·", scale, *caps, "=", scaled, variant="capped_scores" if caps else "")
 
-    allowed = call.allowed[at].astype(np.float64)
-    mask = given("mask", allowed)
-    data = _added(steps, at)
-    added = () if data is None else (given("added", data),)
-    plus = ["+", *added] if added else []
-    masked = node("masked_scores", steps.masked_scores[at], "mask", (scaled, mask, *added))
-    show("masked_scores", scaled, *plus, "where", mask, "=", masked, variant="biased_scores" if added else "")
+    mask = node("mask", call.allowed[at])
+    bias = _added(steps, at)
+    added = [] if bias is None else [node("added", bias)]
+    masked = node("masked_scores", steps.masked_scores[at], "mask", scaled, mask, *added)
+    plus, variant = (["+", *added], "biased_scores") if added else ([], "")
+    show("masked_scores", scaled, *plus, "where", mask, "=", masked, variant=variant)
 
-    def sums(weights: str) -> str:
-        totals = steps.weights[at].astype(np.float64).sum(axis=-1, keepdims=True)
-        return graph.add(f"{prefix}row_sums{end}", "row_sums", totals, t, "one", "row_sums", (weights,))
-
-    if call.sinks is None or call.sinks[at] == -np.inf:
-        weights = node("weights", steps.weights[at], "softmax", (masked, mask))
-        show("weights", masked, "→", weights, "", sums(weights))
-    else:
-        sink = given("sink", call.sinks[at], "one", "one")
-        weights = node("weights", steps.weights[at], "softmax", (masked, mask, sink))
-        show("weights", masked, "", sink, "→", weights, "", sums(weights), variant="sink_weights")
+    sink = None if call.sinks is None else call.sinks[at]
+    sinks = [] if sink is None or sink == -np.inf else [graph.add("sink", sink, "one", "one")]
+    shares = steps.weights[at]
+    weights = node("weights", shares, "softmax", masked, mask, *sinks)
+    totals = shares.astype(np.float64).sum(axis=-1, keepdims=True)
+    sums = graph.add("row_sums", totals, t, "one", "row_sums", weights)
+    show("weights", masked, *sinks, "→", weights, sums, variant="sink_weights" if sinks else "")
 
     roles = {"query": q, "key": k, "value": v, "scale": scale, "mask": mask, "scores": masked}
-    stages = {name: prefix + name for name in ("query", "key", "value", "scores", "weights", "output")}
-    stages["mask"] = prefix + "masked_scores"
     if steps._replaced:
-        replacing = given("given_weights", steps.dropped_weights[at])
-        use = scalar("use_given", 1.0)
-        args = (weights, replacing, use)
-        weights = node("replaced_weights", steps.dropped_weights[at], "choose", args)
+        replacing, use = node("given_weights", steps.dropped_weights[at]), scalar("use_given", 1.0)
+        weights = node("replaced_weights", steps.dropped_weights[at], "choose", weights, replacing, use)
         show("replaced_weights", replacing, "where", use, "=", weights)
-        roles["switch"], stages["weights"] = use, prefix + "replaced_weights"
+        roles["switch"] = use
     elif call.keep is not None:
         factor = 0.0 if call.dropout_p >= 1 else 1 / (1 - call.dropout_p)
-        keep = given("keep", call.keep[at] * factor)
-        dropped = node("dropped_weights", steps.dropped_weights[at], "multiply", (weights, keep))
-        show("dropped_weights", weights, "·", keep, "=", dropped)
-        weights, stages["weights"] = dropped, prefix + "dropped_weights"
+        keep = node("keep", call.keep[at] * factor)
+        before, weights = (
+            weights,
+            node("dropped_weights", steps.dropped_weights[at], "multiply", weights, keep),
+        )
+        show("dropped_weights", before, "·", keep, "=", weights)
 
-    pairs = _pairs(graph, steps, f"{prefix}weighted_values{end}", weights, mask, v, at) if shown else []
-    if shown:
-        show("weighted_values", weights, "·", v, "=", *pairs, source=weights)
-        if len(pairs) < len(allowed):
-            graph.stages[prefix + "weighted_values"].notes.append(
-                ("abridged queries", {"shown": len(pairs), "all": len(allowed)})
-            )
-    output = graph.add(
-        f"{prefix}output{end}", "output", steps.output[at], t, "", "sum", (weights, v, mask, *pairs)
-    )
+    pairs = []
+    for i, row in enumerate(graph.nodes[weights].data[:MAX_PAIRS] if graph.h < MAX_HEADS else ()):
+        with np.errstate(invalid="ignore"):
+            data = np.where(call.allowed[at][i][:, None], row[:, None] * graph.nodes[v].data, 0.0)
+        pairs.append(graph.add(f"weighted_values[{i}]", data, c, "", "pairs", weights, v, mask, query=i))
+    stage = show("weighted_values", weights, "·", v, "=", *pairs, source=weights)
+    if pairs and len(pairs) < len(shares):
+        stage.notes.append(("abridged queries", {"shown": len(pairs), "all": len(shares)}))
+    output = graph.add("output", steps.output[at], t, "", "sum", weights, v, mask, *pairs)
     show("output", weights, "@", v, "=", output, source=weights)
     roles |= {"weights": weights, "output": output}
-    graph.heads.append(Head(side, graph.block, label, roles, stages))
+    stages = {name: prefix + name for name in ("query", "key", "value", "scores", "output")}
+    stages |= {"mask": prefix + "masked_scores", "weights": prefix + graph.nodes[weights].name}
+    graph.heads.append(Head(graph.side, graph.block, graph.head, roles, stages))
     return output
 
 
@@ -420,30 +390,7 @@ def _added(steps: AttentionSteps, at: tuple[Any, ...]) -> Array | None:
     return data
 
 
-def _pairs(
-    graph: Graph, steps: AttentionSteps, name: str, weights: str, mask: str, v: str, at: tuple[Any, ...]
-) -> list[str]:
-    """Add weighted values, with a node for each of the first queries."""
-    value, pairs = graph.nodes[v].data, []
-    for i, row in enumerate(graph.nodes[weights].data[:MAX_PAIRS]):
-        with np.errstate(invalid="ignore"):
-            data = np.where(steps._call.allowed[at][i][:, None], row[:, None] * value, 0.0)
-        pairs.append(
-            graph.add(
-                f"{name}[{i}]",
-                f"weighted_values[{i}]",
-                data,
-                f"k{graph.side}",
-                "",
-                "pairs",
-                (weights, v, mask),
-                {"query": i},
-            )
-        )
-    return pairs
-
-
-def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> str:
+def _layer(graph: Graph, steps: LayerSteps, inputs: str | None) -> str:
     """Add the stages of a layer, from the projections on; return the id of the result."""
     batch = steps.inputs.shape[:-2]
     if np.prod(batch, dtype=int) != 1:
@@ -451,64 +398,52 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
             f"a page shows one sentence; these are steps of inputs {steps.inputs.shape}: call the layer with "
             "one sentence of the batch"
         )
-    p, t, c = steps.parameters, f"t{graph.side}", f"k{graph.side}"
+    p, t = steps.parameters, f"t{graph.side}"
 
     def flat(array: Array) -> Array:
         return array.reshape(array.shape[-2:])
 
+    sources, before = {}, None
     if inputs is None:
-        inputs = graph.add(f"{prefix}inputs", "inputs", flat(steps.inputs), t, editable=True)
-        terms = [inputs]
-        sources, before = {"query": inputs}, steps.inputs
-        source = inputs
-        for name in ("key", "value"):  # the default is the previous source
-            array = getattr(steps, f"{name}_inputs")
+        for name, rows in _inputs(graph):  # the default is the previous source
+            end = "inputs" if name == "query" else f"{name}_inputs"
+            array = getattr(steps, end)
             if array is not before:
-                full_name = f"{name}_inputs"
-                source = graph.add(prefix + full_name, full_name, flat(array), c, editable=True)
-                terms += ["", source]
+                source = graph.add(end, flat(array), rows)
             sources[name], before = source, array
-        graph.show("inputs", terms, prefix=prefix)
-    else:
-        sources = dict.fromkeys(("query", "key", "value"), inputs)
+        inputs = sources["query"]
+        graph.show("inputs", *dict.fromkeys(sources.values()))
 
-    heads = []
-    for name, rows in (("query", t), ("key", c), ("value", c)):
+    heads, known = [], len(graph.heads)
+    for name, rows in _inputs(graph):
         per_head = getattr(steps, name)
         full = per_head if p.num_heads == 1 else per_head.swapaxes(-2, -3)
         full = full.reshape(per_head.shape[-2], -1)
-        weight, bias = getattr(p, f"W_{name}"), getattr(p, f"b_{name}")
-        whole = _affine(graph, prefix, name, f"W_{name}", sources[name], weight, bias, full, rows, name)
-        heads.append(_split(graph, whole, _by_head(per_head), rows))
-    known = len(graph.heads)
-    outputs = _attention(graph, steps, prefix, heads)
+        whole = _affine(graph, steps, name, name, sources.get(name, inputs), full, rows)
+        heads.append(_split(graph, steps, whole, per_head, rows))
+    outputs = _attention(graph, steps, list(zip(*heads, strict=True)))
 
     last = outputs[0]
     if steps.concatenated is not None:
-        data = flat(steps.concatenated)
-        last = graph.add(f"{prefix}concatenated", "concatenated", data, t, "", "concat", tuple(outputs))
-        joined = [term for output in outputs[:MAX_HEADS] for term in (output, "")]
-        graph.show("concatenated", [*joined[:-1], "=", last], prefix=prefix)
-        _note_heads(graph, f"{prefix}concatenated", len(outputs))
-    if steps.projected_output is not None and p.W_out is not None:
-        last = _affine(
-            graph,
-            prefix,
-            "projected_output",
-            "W_out",
-            last,
-            p.W_out,
-            p.b_out,
-            flat(steps.projected_output),
-            t,
-            "projected_output",
-        )
+        last = graph.add("concatenated", flat(steps.concatenated), t, "", "concat", *outputs)
+        stage = graph.show("concatenated", *outputs[:MAX_HEADS], "=", last)
+        if len(outputs) > MAX_HEADS:
+            stage.notes.append(("abridged heads", {"shown": MAX_HEADS, "all": len(outputs)}))
+    if steps.projected_output is not None:
+        last = _affine(graph, steps, "projected_output", "out", last, flat(steps.projected_output), t)
     if steps.residual is not None:
-        y = graph.add(f"{prefix}residual", "residual", flat(steps.residual), t, "", "add", (last, inputs))
-        graph.show("residual", [last, "+", inputs, "=", y], prefix=prefix, source=last)
+        y = graph.add("residual", flat(steps.residual), t, "", "add", last, inputs)
+        graph.show("residual", last, "+", inputs, "=", y, source=last)
         last = y
     if steps.norm is not None and p.norm is not None:
-        last = _norm(graph, prefix, last, p.norm, flat(steps.norm), t)
+        *parameters, eps = p.norm
+        data, ids = flat(steps.norm), []
+        for name, array in zip(("ln_weight", "ln_bias"), parameters, strict=True):
+            filled = np.full(data.shape[-1], float(name == "ln_weight")) if array is None else array
+            ids.append(graph.add(name, filled, "one", shared=True))
+        y = graph.add("norm", data, t, "", "norm", last, *ids, eps=eps)
+        graph.show("norm", last, *ids, "→", y, source=last)
+        last = y
     for head in graph.heads[known:]:
         head.nodes = {"inputs": inputs, **head.nodes}
         head.stages["inputs"] = stage_of(graph, inputs)
@@ -536,76 +471,43 @@ def start_of_results(terms: Sequence[Term]) -> int:
     return max((n + 1 for n, term in enumerate(terms) if term in ("=", "→")), default=0)
 
 
-def _affine(
-    graph: Graph,
-    prefix: str,
-    name: str,
-    weight_name: str,
-    source: str,
-    weight: Array,
-    bias: Array | None,
-    data: Array,
-    rows: str,
-    stage: str,
-) -> str:
-    w = graph.add(prefix + weight_name, weight_name, weight, editable=True, shared=True)
-    args: tuple[str, ...] = (source, w)
-    terms = [source, "@", w]
-    if bias is not None:
-        b_name = "b" + weight_name[1:]
-        b = graph.add(prefix + b_name, b_name, bias, "one", editable=True, shared=True)
-        args, terms = (*args, b), [*terms, "+", b]
-    y = graph.add(prefix + name, name, data, rows, "", "matmul", args)
-    shown = graph.show(stage, [*terms, "=", y], prefix=prefix, source=source)
-    if bias is not None and " + b" not in shown.numpy:
-        shown.numpy += f" + b{weight_name[1:]}"
+def _affine(graph: Graph, steps: LayerSteps, name: str, end: str, source: str, data: Array, rows: str) -> str:
+    """Add a product with the weight of a name's end, and its bias, if there is one."""
+    weight, bias = (getattr(steps.parameters, f"{letter}_{end}") for letter in "Wb")
+    w = graph.add(f"W_{end}", weight, shared=True)
+    biases = [] if bias is None else [graph.add(f"b_{end}", bias, "one", shared=True)]
+    y = graph.add(name, data, rows, "", "matmul", source, w, *biases)
+    plus = ["+", *biases] if biases else []
+    shown = graph.show(name, source, "@", w, *plus, "=", y, source=source)
+    if biases and " + b" not in shown.numpy:
+        shown.numpy += f" + b_{end}"
         shown.formula += " + b_c"
     return y
 
 
-def _split(graph: Graph, whole: str, per_head: Array, rows: str) -> list[str]:
+def _split(graph: Graph, steps: LayerSteps, whole: str, per_head: Array, rows: str) -> list[str]:
     """Cut a projection into heads: some of its columns each."""
-    if len(per_head) == 1:
-        return [whole]
-    name, width = graph.nodes[whole].name, per_head.shape[-1]
-    base = whole.partition("~")[0]
-    heads = []
-    for h, data in enumerate(per_head):
-        graph.head = str(h)
-        heads.append(graph.add(f"{base}.{h}", name, data, rows, "", "slice", (whole,), {"start": h * width}))
-    graph.head = ""
+    width, name, heads = per_head.shape[-1], graph.nodes[whole].name, []
+    for h, data in enumerate(per_head.reshape(-1, *per_head.shape[-2:])):
+        graph.enter_head(steps, h)
+        heads.append(
+            graph.add(name, data, rows, "", "slice", whole, start=h * width) if graph.head else whole
+        )
+    graph.leave_head()
     return heads
-
-
-def _norm(
-    graph: Graph,
-    prefix: str,
-    last: str,
-    norm: tuple[Array | None, Array | None, float],
-    data: Array,
-    rows: str,
-) -> str:
-    weight, bias, eps = norm
-    ids = []
-    for name, array, default in (("ln_weight", weight, 1.0), ("ln_bias", bias, 0.0)):
-        filled = np.full(data.shape[-1], default) if array is None else array
-        ids.append(graph.add(prefix + name, name, filled, "one", editable=True, shared=True))
-    y = graph.add(f"{prefix}norm", "norm", data, rows, "", "norm", (last, *ids), {"eps": eps})
-    graph.show("norm", [last, "", ids[0], "", ids[1], "→", y], prefix=prefix, source=last)
-    return y
 
 
 def _model(graph: Graph, steps: ModelSteps) -> None:
     rows = f"t{graph.side}"
-    e = graph.add("embeddings", "embeddings", steps.embeddings, rows, editable=True)
-    p = graph.add("positions", "positions", steps.positions, rows, editable=True)
-    x = graph.add("inputs", "inputs", steps.inputs, rows, "", "add", (e, p))
-    graph.show("embeddings", [e])
-    graph.show("positions", [p])
-    graph.show("model_inputs", [e, "+", p, "=", x])
+    e = graph.add("embeddings", steps.embeddings, rows)
+    p = graph.add("positions", steps.positions, rows)
+    x = graph.add("inputs", steps.inputs, rows, "", "add", e, p)
+    graph.show("embeddings", e)
+    graph.show("positions", p)
+    graph.show("model_inputs", e, "+", p, "=", x)
     for n, block in enumerate(steps.blocks):
         graph.block = str(n) if len(steps.blocks) > 1 else ""
-        x = _layer(graph, block, f"block{n}." if graph.block else "", x)
+        x = _layer(graph, block, x)
     graph.block = ""
-    mean = graph.add("mean", "output", steps.output, "one", "", "mean", (x,))
-    graph.show("mean", [x, "→", mean], source=x)
+    mean = graph.add("mean", steps.output, "one", "", "mean", x, called="output")
+    graph.show("mean", x, "→", mean, source=x)

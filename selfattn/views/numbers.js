@@ -143,6 +143,7 @@ export class Numbers {
           node.options,
         ));
         node.mine = computed(op, args.map((arg) => arg.mine), node.shape, node.options);
+        for (const [index, value] of node.edits) node.mine.data[index] = value; // for a finite difference
         const tolerance = 1e-12 * node.size;
         const keep = (/** @type {number} */ x, /** @type {number} */ index) =>
           same(x, base.data[index], tolerance) ? node.kernel.data[index] : x;

@@ -36,12 +36,28 @@ function moments(x, i) {
 /** @type {(...all: Source) => Source} */
 const source = (...all) => all;
 
-/** @type {(sign: string, number: (x: number, y: number) => number) => Operation} */
-const pairwise = (sign, number) => ({
-  number: ([x, y], i, j) => number(x.at(i, j), y.at(i, j)),
-  made: (_, i, j) => [source("a", 0, i, j), source("b", 1, i, j)],
-  spell: (t, _, i, j) => `${t(0, i, j)}${sign}${t(1, i, j)}`,
+/** @type {(sign: string, number: (x: number, y: number) => number) => Operation} of the same number of each matrix */
+const combined = (sign, number) => ({
+  number: (args, i, j) => args.map((x) => x.at(i, j)).reduce(number),
+  made: (args, i, j) => args.map((_, n) => source("abc"[n], n, i, j)),
+  spell: (t, args, i, j) => args.map((_, n) => t(n, i, j)).join(sign),
 });
+
+/** @param {Matrix} x */
+const transposed = (x) => Matrix.of(x.columns, x.rows, (i, j) => x.at(j, i));
+
+/** @type {(args: Matrix[], i: number, j: number, options: Options) => [number, number][][]} the places in a product */
+const factors = ([a], i, j, { turned }) =>
+  range(turned === "first" ? a.rows : a.columns).map((k) => [
+    turned === "first" ? [k, i] : [i, k],
+    turned === "second" ? [j, k] : [k, j],
+  ]);
+
+/** @type {(mask: Matrix, i: number) => number[]} the keys that a query may attend to */
+const openKeys = (mask, i) => range(mask.columns).filter((k) => mask.at(i, k) !== 0);
+
+/** @type {(weights: Matrix, gradient: Matrix, i: number) => number} a row's gradient, weighted by its weights */
+export const meanOf = (weights, gradient, i) => dot(weights.columns, (j) => weights.at(i, j) * gradient.at(i, j));
 
 /** @type {(op: Operation, args: Matrix[], shape: [number, number], options: Options) => Matrix} */
 export function computed({ all, number = () => NaN }, args, [rows, columns], options) {
@@ -50,19 +66,24 @@ export function computed({ all, number = () => NaN }, args, [rows, columns], opt
 
 /** @type {Record<string, Operation>} */
 export const OPS = {
+  // A product of two matrices, of which one may be turned, plus a bias, or times a scale.
   matmul: {
-    number: ([x, w, b], i, j) => dot(x.columns, (k) => x.at(i, k) * w.at(k, j)) + (b ? b.at(0, j) : 0),
-    made: ([x, , b], i, j) => [
-      ...range(x.columns).flatMap((k) => [source("a", 0, i, k), source("b", 1, k, j)]),
-      ...(b ? [source("c", 2, 0, j)] : []),
+    all: ([a, b, c], { turned, scaled }) => {
+      const x = turned === "first" ? transposed(a) : a, y = turned === "second" ? transposed(b) : b;
+      return Matrix.of(x.rows, y.columns, (i, j) => {
+        const sum = dot(x.columns, (k) => x.at(i, k) * y.at(k, j));
+        return !c ? sum : scaled ? sum * c.at(0, 0) : sum + c.at(0, j);
+      });
+    },
+    made: (args, i, j, options) => [
+      ...factors(args, i, j, options).flatMap(([a, b]) => [source("a", 0, ...a), source("b", 1, ...b)]),
+      ...(args[2] ? [source("c", 2, 0, options.scaled ? 0 : j)] : []),
     ],
-    spell: (t, [x, , b], i, j, _, words) =>
-      words.sum(x.columns, (k) => `${t(0, i, k)}·${t(1, k, j)}`) + (b ? ` + ${t(2, 0, j)}` : ""),
-  },
-  matmulT: {
-    number: ([q, k], i, j) => dot(q.columns, (c) => q.at(i, c) * k.at(j, c)),
-    made: ([q], i, j) => range(q.columns).flatMap((c) => [source("a", 0, i, c), source("b", 1, j, c)]),
-    spell: (t, [q], i, j, _, words) => words.sum(q.columns, (c) => `${t(0, i, c)}·${t(1, j, c)}`),
+    spell: (t, args, i, j, options, words) => {
+      const all = factors(args, i, j, options);
+      const sum = words.sum(all.length, (k) => `${t(0, ...all[k][0])}·${t(1, ...all[k][1])}`);
+      return !args[2] ? sum : options.scaled ? `(${sum}) × ${t(2, 0, 0)}` : `${sum} + ${t(2, 0, j)}`;
+    },
   },
   additive: {
     number: ([q, k, v], i, j) => dot(v.columns, (c) => Math.tanh(q.at(i, c) + k.at(j, c)) * v.at(0, c)),
@@ -89,15 +110,15 @@ export const OPS = {
   },
   softmax: {
     all: ([s, mask, sink]) => softmax(s, mask, sink?.at(0, 0)),
-    made: ([s, mask, sink], i, j) => [
-      ...range(s.columns).filter((k) => mask.at(i, k) !== 0).map((k) => source("a", 0, i, k)),
+    made: ([, mask, sink], i, j) => [
+      ...openKeys(mask, i).map((k) => source("a", 0, i, k)),
       source("b", 0, i, j),
       ...(sink ? [source("c", 2, 0, 0)] : []),
     ],
     spell: (t, [s, mask, sink], i, j, _, words) => {
       if (mask.at(i, j) === 0) return words.texts["masked weight"];
       if (exponentials(s, mask, sink?.at(0, 0), i)[1] === 0) return words.texts.nothing;
-      const open = range(s.columns).filter((k) => mask.at(i, k) !== 0);
+      const open = openKeys(mask, i);
       const first = sink ? `exp${paren(t(2, 0, 0))} + ` : "";
       return `exp${paren(t(0, i, j))} / (${first}${words.sum(open.length, (k) => `exp${paren(t(0, i, open[k]))}`)})`;
     },
@@ -107,8 +128,8 @@ export const OPS = {
     made: ([, , use], i, j) => [source("a", use.at(0, 0) === 0 ? 0 : 1, i, j), source("b", 2, 0, 0)],
     spell: (t, [, , use], i, j, _, words, nameOf) => nameOf(use.at(0, 0) === 0 ? 0 : 1, i, j),
   },
-  multiply: pairwise("·", (x, y) => x * y),
-  add: pairwise(" + ", (x, y) => x + y),
+  multiply: combined("·", (x, y) => x * y),
+  add: combined(" + ", (x, y) => x + y),
   pairs: {
     number: ([w, v, mask], j, c, { query }) => (mask.at(query, j) === 0 ? 0 : w.at(query, j) * v.at(j, c)),
     made: (_, j, c, { query }) => [source("a", 0, query, j), source("b", 1, j, c)],
@@ -117,16 +138,14 @@ export const OPS = {
   },
   sum: {
     number: ([w, v, mask], i, c) => dot(v.rows, (j) => (mask.at(i, j) === 0 ? 0 : w.at(i, j) * v.at(j, c))),
-    made: ([, v, mask, ...pairs], i, c) =>
-      range(v.rows)
-        .filter((j) => mask.at(i, j) !== 0)
-        .flatMap((j) => [
-          source("a", 0, i, j),
-          source("b", 1, j, c),
-          ...(i < pairs.length ? [source("c", 3 + i, j, c)] : []),
-        ]),
-    spell: (t, [, values, mask], i, c, _, words) => {
-      const open = range(values.rows).filter((j) => mask.at(i, j) !== 0);
+    made: ([, , mask, ...pairs], i, c) =>
+      openKeys(mask, i).flatMap((j) => [
+        source("a", 0, i, j),
+        source("b", 1, j, c),
+        ...(i < pairs.length ? [source("c", 3 + i, j, c)] : []),
+      ]),
+    spell: (t, [, , mask], i, c, _, words) => {
+      const open = openKeys(mask, i);
       return open.length
         ? words.sum(open.length, (n) => `${t(0, i, open[n])}·${t(1, open[n], c)}`)
         : words.texts.nothing;
@@ -160,6 +179,12 @@ export const OPS = {
       const [mean, variance] = moments(x, i).map((m) => paren(words.write(m), true));
       return `(${t(0, i, j)} - ${mean}) / √(${variance} + ${eps}) · ${t(1, 0, j)} + ${t(2, 0, j)}`;
     },
+  },
+  softmax_gradient: {
+    number: ([p, g], i, j) => p.at(i, j) * (g.at(i, j) - meanOf(p, g, i)),
+    made: ([p], i, j) => [source("a", 0, i, j), ...range(p.columns).map((k) => source("b", 1, i, k))],
+    spell: (t, [p, g], i, j, _, words) =>
+      `${t(0, i, j)} · (${t(1, i, j)} − ${paren(words.write(meanOf(p, g, i)), true)})`,
   },
   row_sums: {
     number: ([x], i) => dot(x.columns, (j) => x.at(i, j)),

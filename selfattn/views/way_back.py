@@ -1,15 +1,14 @@
 """The way back: the gradients of attention under their own matrices.
 
-There are formulas, sums, edits and a finite difference.
-
-The first gradients are those of the kernels; `way_back_compute.js` computes them again after an edit.
+There are formulas, sums, edits and a finite difference. The graph is that of the steps, with gradients as further
+nodes: their first numbers are those of the kernels, and `operations.js` computes them again after an edit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +16,21 @@ import numpy.typing as npt
 from selfattn._check import as_array
 from selfattn.functional.attention import scaled_dot_product_attention_vjp
 from selfattn.steps.attention import AttentionSteps
-from selfattn.steps.layers import AdditiveSteps, LayerSteps
+from selfattn.steps.layers import AdditiveSteps
 from selfattn.views.document import Document, drawn_by_script, weights_svg
+from selfattn.views.draw import Drawing
+from selfattn.views.graph import Graph, build
 from selfattn.views.language import fill, in_language
 from selfattn.views.page import check_tokens
 from selfattn.views.texts import CAPTIONS, SCRIPTED, WAY_BACK
 from selfattn.views.tours import Stop
-from selfattn.views.writing import Array, number, plain_number, text
+from selfattn.views.writing import Array, plain_number
 
 __all__ = ["WayBack", "way_back_page"]
 
-Arrays: TypeAlias = dict[str, Array]
 MOST_ROWS, MOST_COLUMNS = 12, 12  # the largest matrix that is shown
+#: What the page calls a matrix, and its role in the graph.
+STAGES = dict(zip("xQKVSPO", ["inputs", "query", "key", "value", "scores", "weights", "output"], strict=True))
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,8 +78,8 @@ def way_back_page(
     TypeError
         Steps of another kind.
     ValueError
-        Dropout, sinks, a softcap or another score than a product; more than 12 rows or columns; tokens or a gradient
-        that do not fit.
+        A batch of texts; dropout, sinks, a softcap or another score than a product; more than 12 rows or columns;
+        tokens or a gradient that do not fit.
 
     References
     ----------
@@ -99,193 +101,147 @@ def way_back_page(
         )
     captions = in_language({name: CAPTIONS[name] for name in SCRIPTED} | WAY_BACK, lang)
     queries, keys = check_tokens(steps, tokens, key_tokens)
-    projections = _projections(steps)
-    forward = _forward(steps, head, bool(projections))
-    added = _added(steps, head)
-    shape = forward["O"].shape
-    wish = np.zeros(shape) if grad_output is None else as_array("grad_output", grad_output).astype(np.float64)
+    graph = build(steps, queries, keys)
+    if not 0 <= head < len(graph.heads):
+        raise ValueError(f"head must be from 0 to {len(graph.heads) - 1}, not {head}")
+    ids = graph.heads[head].nodes
+    stages = _stages(graph, ids)
+    shape = graph.nodes[stages["O"]].data.shape
     if grad_output is None:
+        wish = np.zeros(shape)
         wish[-1:, :1] = 1
+    else:
+        wish = as_array("grad_output", grad_output).astype(np.float64)
     if wish.shape != shape or not np.isfinite(wish).all():
         raise ValueError(f"grad_output must be finite, of shape {shape}, not {wish.shape}")
-    scale = steps._call.scale
-    backward = _backward(forward, projections, added, scale, wish)
-    rows = np.abs(wish).sum(axis=1)
-    row = int(rows.argmax()) if rows.size else 0
-    data = {
-        "queries": queries,
-        "keys": keys,
-        "forward": {name: forward[name].tolist() for name in "xQKV" if name in forward},
-        "weights": {n: {"weight": w.tolist(), "bias": b.tolist()} for n, (w, b) in projections.items()}
-        or None,
-        "scale": scale,
-        "closed": (~np.isfinite(forward["S"])).astype(int).tolist(),
-        "added": added.tolist(),
-        "wish": wish.tolist(),
+    _add_gradients(graph, stages, ids["scale"], wish)
+    shown = {name: (node, f"d{name}") for name, node in stages.items()}
+
+    def behind(node: str) -> set[str]:
+        return {node}.union(*map(behind, graph.nodes[node].args))
+
+    kept = set().union(*(behind(node) for pair in shown.values() for node in pair))
+    graph.nodes = {name: node for name, node in graph.nodes.items() if name in kept}
+    row = int(np.abs(wish).sum(axis=1).argmax()) if wish.size else 0
+    data = Drawing(graph, [], captions, False, 3, MOST_ROWS).data() | {
+        "stages": shown,
+        "scale": ids["scale"],
         "row": row,
-        "stops": [asdict(stop) for stop in _stops(captions, queries, keys, forward, backward, wish, row)],
+        "stops": [asdict(stop) for stop in _stops(captions, graph, stages, row)],
         "captions": captions,
     }
-    title, shown = captions["title"], {"P": forward["P"], "dS": np.abs(backward["S"])}
-    picture = weights_svg([(name, array, queries, keys, set()) for name, array in shown.items()], title)
-    return WayBack(title, _body(title, data, forward, backward, queries, keys), picture, lang)
+    title, matrices = captions["title"], {"P": stages["P"], "dS": "dS"}
+    picture = weights_svg(
+        [(name, np.abs(graph.nodes[node].data), queries, keys, set()) for name, node in matrices.items()],
+        title,
+    )
+    body = drawn_by_script("sa-way-back", lang, title, picture, data, name=captions["tab of way back"])
+    return WayBack(title, body, picture, lang)
 
 
-def _of(array: Array, steps: AttentionSteps, head: int) -> Array:
-    """Return one head's matrix, in float64."""
-    matrices = array.reshape(-1, *array.shape[-2:])
-    heads = steps.weights.reshape(-1, *steps.weights.shape[-2:]).shape[0]
-    if not 0 <= head < heads:
-        raise ValueError(f"head must be from 0 to {heads - 1}, not {head}")
-    matrix: Array = matrices[head].astype(np.float64)
-    return matrix
-
-
-def _forward(steps: AttentionSteps, head: int, has_inputs: bool) -> Arrays:
-    call = steps._call
-    given = not np.array_equal(steps.dropped_weights, steps.weights, equal_nan=True)
+def _stages(graph: Graph, ids: dict[str, str]) -> dict[str, str]:
+    """Return the nodes of a head that the page shows; x only if queries, keys and values are projections of it."""
+    weights, scores = (graph.nodes[ids[name]] for name in ("weights", "scores"))
     for name, there in (
-        ("a softcap", call.softcap not in (None, 0)),
-        ("sinks", call.sinks is not None),
-        ("dropout, or given weights", given),
+        ("a softcap", len(graph.nodes[scores.args[0]].args) > 2),
+        ("dropout, or given weights", weights.op != "softmax"),
+        ("sinks", len(weights.args) > 2),
     ):
         if there:
             raise ValueError(f"the way back is not shown with {name}")
-    arrays = [steps.query, steps.key, steps.value, steps.masked_scores, steps.weights, steps.output]
-    found = {name: _of(array, steps, head) for name, array in zip("QKVSPO", arrays, strict=True)}
-    if has_inputs and isinstance(steps, LayerSteps):
-        found = {"x": _of(steps.inputs, steps, head), **found}
-    for name, matrix in found.items():
-        if matrix.shape[0] > MOST_ROWS or matrix.shape[1] > MOST_COLUMNS:
+    made = {(node.op, *node.args[:1]) for node in (graph.nodes[ids[STAGES[name]]] for name in "QKV")}
+    has_x = made == {("matmul", ids.get("inputs"))}
+    found = {name: ids[role] for name, role in STAGES.items() if has_x or name != "x"}
+    for name, node in found.items():
+        rows, columns = graph.nodes[node].data.shape
+        if rows > MOST_ROWS or columns > MOST_COLUMNS:
             raise ValueError(
-                f"the way back shows at most {MOST_ROWS} rows and {MOST_COLUMNS} columns; {name} is {matrix.shape}"
+                f"the way back shows at most {MOST_ROWS} rows and {MOST_COLUMNS} columns; "
+                f"{name} is {(rows, columns)}"
             )
     return found
 
 
-def _projections(steps: AttentionSteps) -> dict[str, tuple[Array, Array]]:
-    """Return weight and bias of each projection of self-attention with one head.
-
-    For other steps, which show no dx, this is {}.
-    """
-    if not isinstance(steps, LayerSteps) or not (
-        steps.inputs.ndim == 2
-        and steps.parameters.num_heads == 1
-        and steps.key_inputs is steps.inputs
-        and steps.value_inputs is steps.inputs
-        and steps.query.ndim == 2
-    ):
-        return {}
-    p = steps.parameters
-    pairs = {"Q": (p.W_query, p.b_query), "K": (p.W_key, p.b_key), "V": (p.W_value, p.b_value)}
-    found = {}
-    for name, (weight, given) in pairs.items():
-        bias = np.zeros(weight.shape[1]) if given is None else given.astype(float).ravel()
-        found[name] = weight.astype(float), bias
-    return found
-
-
-def _added(steps: AttentionSteps, head: int) -> Array:
-    """Return what masks and slopes add to the scores."""
-    scaled, masked = _of(steps.scaled_scores, steps, head), _of(steps.masked_scores, steps, head)
-    finite = np.isfinite(masked) & np.isfinite(scaled)
-    added: Array = np.subtract(masked, scaled, out=np.zeros_like(masked), where=finite)
-    return added
-
-
-def _backward(
-    forward: Arrays, projections: dict[str, tuple[Array, Array]], added: Array, scale: float, wish: Array
-) -> Arrays:
-    """Return the gradients: the kernels compute those of Q, K and V, and NumPy those of weights, scores and x."""
-    query, key, value = (np.ascontiguousarray(forward[name]) for name in "QKV")
-    mask = np.where(np.isfinite(forward["S"]), added, -np.inf)
-    _, pullback = scaled_dot_product_attention_vjp(query, key, value, mask, scale=scale)
-    found: dict[str, Any] = dict(zip("QKV", pullback(wish), strict=True))
+def _add_gradients(graph: Graph, stages: dict[str, str], scale: str, wish: Array) -> None:
+    """Add the gradients: the kernels compute those of Q, K and V, and NumPy those of weights, scores and x."""
+    q, k, v, s, p = (stages[name] for name in "QKVSP")
+    query, key, value, weights = (graph.nodes[node].data for node in (q, k, v, p))
+    _, mask, *added = (graph.nodes[node].data for node in graph.nodes[s].args)
+    bias = np.where(mask, sum(added), -np.inf)
+    _, pullback = scaled_dot_product_attention_vjp(
+        query, key, value, bias, scale=float(graph.nodes[scale].data[0, 0])
+    )
+    dq, dk, dv = pullback(wish)
     dp = wish @ value.T
-    mean = (forward["P"] * dp).sum(axis=1, keepdims=True)
-    found |= {"S": forward["P"] * (dp - mean), "P": dp, "O": wish}
-    if projections:
-        found["x"] = sum(found[name] @ weight.T for name, (weight, _) in projections.items())
-    return found
+    ds = weights * (dp - (weights * dp).sum(axis=1, keepdims=True))
+
+    def add(name: str, data: Array, op: str, *args: str, end: str = "", **options: Any) -> Array:
+        like = graph.nodes[stages[name]]
+        graph.add(f"d{name}{end}", data, like.rows, like.columns, op, *args, **options)
+        return data
+
+    add("O", wish, "given")
+    add("V", dv, "matmul", p, "dO", turned="first")
+    add("P", dp, "matmul", "dO", v, turned="second")
+    add("S", ds, "softmax_gradient", p, "dP")
+    add("Q", dq, "matmul", "dS", k, scale, scaled=True)
+    add("K", dk, "matmul", "dS", q, scale, turned="first", scaled=True)
+    sources = [graph.nodes[node] for node in (q, k, v)]
+    if "x" in stages:
+        parts = []
+        for name, node, gradient in zip("QKV", sources, (dq, dk, dv), strict=True):
+            weight = node.args[1]
+            part = gradient @ graph.nodes[weight].data.T
+            parts.append(add("x", part, "matmul", f"d{name}", weight, end=name, turned="second"))
+        add("x", np.sum(parts, axis=0), "add", "dxQ", "dxK", "dxV")
+    else:
+        for node in sources:  # their numbers can be changed
+            node.op, node.args = "given", ()
 
 
-def _stops(
-    texts: dict[str, str],
-    queries: list[str],
-    keys: list[str],
-    forward: Arrays,
-    backward: Arrays,
-    wish: Array,
-    row: int,
-) -> list[Stop]:
+def _stops(texts: dict[str, str], graph: Graph, stages: dict[str, str], row: int) -> list[Stop]:
     """Return the tour's stops with this page's numbers.
 
     A zero wish, or less than 2 or more than 6 keys, gives no stops.
     """
+    wish, dv, dp, ds = (graph.nodes[node].data for node in ("dO", "dV", "dP", "dS"))
+    queries, keys = graph.labels["t0"], graph.labels["k0"]
     if not wish.any() or len(keys) < 2 or len(keys) > 6:
         return []
-    dp, column, word = backward["P"][row], int(np.abs(wish[row]).argmax()), queries[row]
+    column, word = int(np.abs(wish[row]).argmax()), queries[row]
 
-    def listed(numbers: Array, decimals: int) -> str:
-        parts = [f"*{key}* {plain_number(x, decimals)}" for key, x in zip(keys, numbers, strict=True)]
+    def listed(numbers: Array) -> str:
+        parts = [f"*{key}* {plain_number(x, 3)}" for key, x in zip(keys, numbers, strict=True)]
         return f"{', '.join(parts[:-1])} {texts['and']} {parts[-1]}"
 
     values = {
         "word": word,
         "column": column,
-        "shares": listed(backward["V"][:, column], 3),
-        "most": keys[int(dp.argmax())],
-        "said": listed(dp, 2),
-        "mean": plain_number(forward["P"][row] @ dp, 3),
-        "sum": " ".join(signed(x, 4) for x in backward["S"][row]),
+        "shares": listed(dv[:, column]),
+        "most": keys[int(dp[row].argmax())],
+        "said": listed(dp[row]),
+        "mean": plain_number(graph.nodes[stages["P"]].data[row] @ dp[row], 3),
+        "sum": " ".join(signed(x, 4) for x in ds[row]),
     }
+
+    def stop(name: str, options: tuple[str, ...], right: int, stage: int) -> Stop:
+        ask, reveal = (fill(texts[f"{part}.{name}"], **values) for part in ("ask", "reveal"))
+        return Stop(texts[f"stop.{name}"], ask, options, right, reveal, stage=stage)
+
     several = tuple(keys)
-    plan: list[tuple[str, tuple[str, ...], int, int]] = [
-        ("said", several, int(np.abs(backward["V"][:, column]).argmax()), 1),
-        ("shares", several, int(dp.argmax()), 2),
-        ("gains", (texts["yes"], texts["no"]), 1, 3),
+    stops = [
+        stop("said", several, int(np.abs(dv[:, column]).argmax()), 1),
+        stop("shares", several, int(dp[row].argmax()), 2),
+        stop("gains", (texts["yes"], texts["no"]), 1, 3),
     ]
     if np.count_nonzero(np.abs(wish).sum(axis=1)) == 1 and len(queries) > 1:
-        plan.append(("asks", (fill(texts["only"], word=word), texts["all"]), 0, 4))
-    if "x" in forward:
-        plan.append(("inputs", (texts["add up"], texts["largest"]), 0, 5))
-    return [
-        Stop(
-            texts[f"stop.{name}"],
-            fill(texts[f"ask.{name}"], **values),
-            options,
-            right,
-            fill(texts[f"reveal.{name}"], **values),
-            stage=stage,
-        )
-        for name, options, right, stage in plan
-    ]
+        stops.append(stop("asks", (fill(texts["only"], word=word), texts["all"]), 0, 4))
+    if "x" in stages:
+        stops.append(stop("inputs", (texts["add up"], texts["largest"]), 0, 5))
+    return stops
 
 
 def signed(x: float, decimals: int) -> str:
     """Write a number with its sign."""
     plain = plain_number(x, decimals)
     return plain if plain.startswith("−") else f"+{plain}"
-
-
-def _body(
-    title: str, data: dict[str, Any], forward: Arrays, backward: Arrays, queries: list[str], keys: list[str]
-) -> str:
-    """Return the tables that are shown without a script, and the data that the script reads."""
-    tables, texts = [], data["captions"]
-    for name, values in forward.items():
-        rows = keys if name in "KV" else queries
-        columns = keys if name in "SP" else [str(n) for n in range(values.shape[1])]
-        for caption, matrix in (
-            (texts[f"name.{name}"], values),
-            (f"{texts[f'gradient.{name}']} = {texts[f'formula.{name}']}", backward[name]),
-        ):
-            head = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
-            lines = "".join(
-                f'<tr><th scope="row">{text(label)}</th>'
-                f"{''.join(f'<td>{number(float(x), 4, 4)}</td>' for x in line)}</tr>"
-                for label, line in zip(rows, matrix, strict=True)
-            )
-            tables.append(f"<table><caption>{text(caption)}</caption><tr><td></td>{head}</tr>{lines}</table>")
-    shown = f'<div class="sa-tables">{"".join(tables)}</div>'
-    return drawn_by_script("sa-way-back", texts["lang"], title, shown, data, name=texts["tab of way back"])

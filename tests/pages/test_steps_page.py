@@ -1,4 +1,4 @@
-"""HTML of a steps page and its way back: numbers, tokens, sizes, errors; in every page hostile text stays text."""
+"""HTML of a steps page: numbers, tokens, sizes, errors; in every page hostile text stays text."""
 
 import base64
 import itertools
@@ -27,7 +27,7 @@ from pages import (
 from refusals import refusals
 
 import selfattn as sa
-from selfattn import nn, reference, views
+from selfattn import nn, views
 from selfattn.steps.layers import layer_steps, model_steps
 from selfattn.views.tours import Stop, tour_data
 from selfattn.views.writing import letters
@@ -422,8 +422,10 @@ def test_steps_of_a_model_have_their_tokens():
 
 @pytest.mark.parametrize("name", PAGES)
 def test_hostile_text_adds_and_removes_no_element(name):
-    places = {"way back": lambda data: data["queries"], "gpt": lambda data: data["shown"]}
-    assert_harmless(PAGES[name], places.get(name, lambda data: data["labels"]["t0"]), said=name != "gpt")
+    places = {"gpt": lambda data: data["shown"]}
+    assert_harmless(
+        PAGES[name], places.get(name, lambda data: data["labels"]["t0"]), said=name in ("steps", "joined")
+    )
 
 
 def test_the_stops_of_a_tour():
@@ -431,87 +433,3 @@ def test_the_stops_of_a_tour():
     assert tags(Reader(element)) == [("script", ["type", "class"])]
     (tour,) = data_of(element, "sa-tour-data")
     assert [stop["name"] for stop in tour["stops"]] == NASTY
-
-
-TOKENS = ["stream", "bank", "mud"]
-
-
-def layer():
-    rng = np.random.default_rng(0)
-    x, (query, key), value = (rng.standard_normal(shape) for shape in ((3, 4), (2, 4, 2), (4, 3)))
-    return layer_steps(x, query, key, value, b_query=rng.standard_normal(2), b_value=rng.standard_normal(3))
-
-
-def tables(page):
-    """The tables of a page by the first word of their captions."""
-    found = {}
-    for caption, body in re.findall(r"<table><caption>(.*?)</caption>(.*?)</table>", page.body):
-        rows = re.findall(r"<tr><th.*?</tr>", body)
-        numbers = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
-        found[caption.split(" ")[0]] = np.array(numbers, float)
-    return found
-
-
-def test_gradients_are_those_of_the_reference():
-    steps = layer()
-    wish = np.random.default_rng(1).standard_normal((3, 3))
-    found = tables(views.way_back_page(steps, TOKENS, grad_output=wish))
-    _, pullback = reference.scaled_dot_product_attention_vjp(steps.query, steps.key, steps.value)
-    truth = dict(zip(("dQ", "dK", "dV"), pullback(wish)[:3], strict=True))
-    p, delta = steps.parameters, (wish * steps.output).sum(axis=1, keepdims=True)
-    truth["dx"] = truth["dQ"] @ p.W_query.T + truth["dK"] @ p.W_key.T + truth["dV"] @ p.W_value.T
-    truth |= {"dO": wish, "dP": wish @ steps.value.T, "weights": steps.weights}
-    truth["dS"] = steps.weights * (truth["dP"] - delta)
-    for name, expected in truth.items():  # four digits are written
-        np.testing.assert_allclose(found[name], expected, rtol=5e-4, atol=5.1e-5, err_msg=name)
-    np.testing.assert_allclose(found["dS"].sum(axis=1), 0, atol=1e-3)
-
-
-def test_a_head_of_several_and_masks():
-    rng = np.random.default_rng(2)
-    query, key, value = rng.standard_normal((3, 2, 4, 3))
-    mask = rng.standard_normal((4, 4))
-    mask[3, 1] = -np.inf
-    steps = sa.attention_steps(query, key, value, mask, is_causal=False)
-    wish = rng.standard_normal((4, 3))
-    found = tables(views.way_back_page(steps, list("abcd"), grad_output=wish, head=1))
-    _, pullback = reference.scaled_dot_product_attention_vjp(query[1], key[1], value[1], mask)
-    for name, expected in zip(("dQ", "dK", "dV"), pullback(wish), strict=False):
-        np.testing.assert_allclose(found[name], expected, rtol=5e-4, atol=5.1e-5, err_msg=name)
-    assert "dx" not in found and found["dS"][3, 1] == 0
-
-
-def test_stops_are_computed():
-    steps = layer()
-    page = views.way_back_page(steps, TOKENS)
-    revealed = " ".join(stop["reveal"] for stop in data_of(page.body)["stops"])
-    largest = TOKENS[int((steps.value[:, 0]).argmax())]
-    assert f"The weight of *{largest}*: its dP is the largest" in revealed
-    mean = steps.weights[2] @ steps.value[:, 0]
-    assert f"above the mean, {mean:.3f}".replace("-", "−") in revealed
-    assert data_of(views.way_back_page(steps, TOKENS, grad_output=np.zeros((3, 3))).body)["stops"] == []
-
-
-@pytest.mark.parametrize("name", views.TUTORIAL_PAGES)
-def test_a_tutorials_page_ends_with_it(name):
-    page = views.tutorial_page(name)
-    (back,) = page.below
-    assert page.html.count('class="sa-view sa-way-back"') == 1 and back.body in page.html
-    assert "sa-way-back" not in page.fragment  # in a notebook the way back is a page of its own
-    assert not views.tutorial_page(name, exercise=True).below  # its numbers would reveal answers
-
-
-X = np.random.default_rng(0).standard_normal((3, 2))
-STEPS = sa.attention_steps(X, X, X)
-test_bad_calls = refusals(
-    (("x", {}), TypeError, "scaled dot products: pass what attention_steps or .*steps returned, not str"),
-    ((sa.attention_steps(X, X, X, softcap=2.0), {}), ValueError, "not shown with a softcap"),
-    ((sa.attention_steps(X, X, X, sinks=[0.0]), {}), ValueError, "not shown with sinks"),
-    ((sa.attention_steps(X, X, X, dropout_p=0.5, rng=0), {}), ValueError, "not shown with dropout"),
-    ((STEPS, {"grad_output": np.ones(3)}), ValueError, r"of shape \(3, 2\), not \(3,\)"),
-    ((STEPS, {"grad_output": X * np.nan}), ValueError, "must be finite"),
-    ((STEPS, {"head": 1}), ValueError, "head must be from 0 to 0, not 1"),
-    ((sa.attention_steps(*np.zeros((3, 13, 2))), {}), ValueError, "at most 12 rows and 12 columns; Q is"),
-    ((STEPS, {"tokens": ["a"]}), ValueError, "1 tokens do not fit"),
-    call=lambda given: views.way_back_page(given[0], **given[1]),
-)

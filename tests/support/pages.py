@@ -134,7 +134,7 @@ def numbers_by_node(steps):
         for h in range(len(array) if per_head else 1):
             matrix, end = (array[h], f".{h}") if per_head else (array, "")
             if name == "weighted_values":
-                found |= {f"{name}{end}[{i}]": matrix[i] for i in range(min(8, len(matrix)))}
+                found |= {f"{name}[{i}]{end}": matrix[i] for i in range(min(8, len(matrix)))}
             else:
                 found[name + end] = np.atleast_2d(matrix)
     return found

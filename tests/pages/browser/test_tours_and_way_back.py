@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from page_driver import numbers_of
-from pages import Reader
+from pages import Reader, data_of
 
 import selfattn as sa
 from selfattn import views
@@ -84,22 +84,6 @@ def test_gradients_edits_and_finite_differences(way):
     assert page.locator(".sa-balance").get_attribute("aria-label").startswith("stream: ")
     page.get_by_role("button", name="Reset").click()
     assert page.locator(".sa-balance").get_attribute("aria-label").startswith("mud: ")
-
-
-def test_the_tour_hides_and_reveals(way):
-    page, *_ = way
-    page.get_by_role("button", name="Start the tour").click()
-    hidden = page.locator(".sa-gradient[data-later]")
-    assert hidden.count() == 6  # all but dO
-    for left in (5, 4, 3, 1, 0):
-        page.locator(".sa-guesses button").first.click()
-        assert hidden.count() == left
-        assert page.locator(".sa-guesses .sa-yes").count() == 1
-        page.locator("[data-do='tour next']").click()
-    assert "Read from right to left" in page.locator(".sa-tour-at").inner_text()
-    assert hidden.count() == 0
-    page.set_viewport_size({"width": 1280, "height": 800})
-    assert page.locator(".sa-strip").evaluate("strip => strip.scrollWidth <= strip.clientWidth")
 
 
 def test_masked_scores_of_given_matrices(visit):
@@ -214,7 +198,8 @@ def test_no_stop_shows_its_answer_before_it_is_given_and_each_shows_what_it_name
                 assert number in given or number not in shown, (name, stop.name, number)
             if " " in answer and answer not in shot.locator(".sa-token").all_text_contents():
                 assert answer not in shown, (name, stop.name)
-            assert "Look for this" not in shown and "gives weight" not in shown, (name, stop.name)
+            assert "Look for this" not in shown
+            assert page.locator("[data-later] small").filter(visible=True).count() == 0
             page.locator(".sa-guesses button").first.click()
             assert "Look for this" in page.evaluate(VISIBLE)
             for words, selector in NAMED.items():
@@ -222,6 +207,42 @@ def test_no_stop_shows_its_answer_before_it_is_given_and_each_shows_what_it_name
                     assert shot.locator(selector).first.is_visible(), (name, stop.name, words)
                     named.add(words)
     assert named == NAMED.keys()
+
+
+def test_no_stop_of_the_way_back_shows_its_answer_before_it_is_given(visit):
+    for name in views.TUTORIAL_PAGES:
+        (back,) = views.tutorial_page(name).below
+        page, data = visit(back.html, width=390), data_of(back.body)
+        stops, known = data["stops"], ""  # what earlier stops have told
+        hidden, check = page.locator(".sa-gradient[data-later]"), page.locator(".sa-check")
+        assert hidden.count() == 0 and len(stops) == (4 if name == "attention_module" else 5)
+        for stop in stops:
+            page.locator("[data-do='tour next']").click()
+            for letter in hidden.evaluate_all("all => all.map((each) => each.dataset.stage)"):
+                above = page.get_by_role("grid", name=STAGES["xQKVSPO".index(letter)], exact=True)
+                above.locator("td.sa-tinted").first.focus()  # whose gradient is not told either
+                assert not check.is_visible()
+            shown, answer = page.evaluate(VISIBLE), stop["options"][stop["right"]].replace("*", "")
+            for number in re.findall(r"\d\.\d\d+", stop["reveal"]):
+                assert number in known or number not in shown, (name, stop["name"], number)
+            known += stop["reveal"]
+            told = " " in answer and answer not in data["labels"]["k0"] and answer in shown
+            assert not told, (name, stop["name"])
+            assert "Look for this" not in shown
+            assert page.locator("[data-later] small").filter(visible=True).count() == 0
+            page.locator(".sa-guesses button").first.click()
+            assert page.locator(".sa-guesses .sa-yes").count() == 1
+            for letter in set(re.findall(r"\bd([xQKVSPO])\b", f"{stop['ask']} {stop['reveal']}")):
+                cells = page.locator(f".sa-gradient[data-stage={letter}] td.sa-tinted")
+                assert cells.first.is_visible(), (name, stop["name"], letter)
+            box = page.locator(".sa-now").first.bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= 390, (name, stop["name"])
+        assert hidden.count() == 0
+        page.set_viewport_size({"width": 1280, "height": 800})
+        strip = page.locator(".sa-strip")
+        assert name == "sentence_embeddings" or strip.evaluate(
+            "strip => strip.scrollWidth <= strip.clientWidth"
+        )
 
 
 FIRST_SCREEN = """() => {
