@@ -180,14 +180,14 @@ class Document:
 
 
 def script(*names: str) -> str:
-    """Return a script element that runs the files of these names.
+    """Return a script element that runs the files of these names; without any, nothing.
 
     Examples
     --------
     >>> script("kit/page.js").startswith("<script>(() => {")
     True
     """
-    return f"<script>{code(*names)}</script>"
+    return f"<script>{code(*names)}</script>" if names else ""
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from selfattn.views.language import OWN_NAMES, PLURALS, fill, in_language, say
 from selfattn.views.live_pages import live_pages, packaged_kernels, read_kernels
 from selfattn.views.packs import MARK, MOST_INSIDE, SUFFIX
 from selfattn.views.texts import START
+from selfattn.views.tours import Stop
 from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
 from selfattn.views.writing import text
 
@@ -35,7 +36,7 @@ def write_pages(
     kernels: str | os.PathLike[str] | None = None,
     packs: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Write all pages and a start page: the lessons, their exercises, a GPT.
+    """Write all pages, a start page, and one for teachers: the lessons, their exercises, a GPT.
 
     Other packages add pages, as the entry-point group ``selfattn.pages`` names them: selfattn-models adds those of
     models.
@@ -80,6 +81,7 @@ def write_pages(
                     raise ValueError(f"a page has the name {name!r} already; give the model another one")
                 pages[each][name], about[each][name] = page, sentence
     for own in langs:
+        pages[own]["teacher"] = _teachers_page(pages[own], about[own], own, ends)
         pages[own]["index"] = _start_page(pages[own], about[own], own, ends)
     paths = {(name, own): Path(folder, name + ends[own]) for own in langs for name in pages[own]}
     for path in paths.values():
@@ -115,17 +117,65 @@ def _start_page(
     """Return the start page: a link to each lesson, and to its exercise."""
     lessons = ""
     for name in (name for name in pages if name in texts):
-        about = text(fill(texts[name], lang, n=len(getattr(pages[name], "tour", ()))))
-        about = re.sub(r"\*(.+?)\*", r"<strong>\1</strong>", about)
+        about = _about(pages, texts, name, lang)
         more = ""
         if name + EXERCISE in pages:
             more = f'<a href="{name}{EXERCISE}{ends[lang]}">{text(texts["exercise"])}</a>'
         lessons += f'<li><a class="sa-card" href="{name}{ends[lang]}">{about}</a>{more}</li>\n'
-    others = " ".join(
-        f'<a hreflang="{each}" lang="{each}" href="index{end}">{OWN_NAMES[each]}</a>'
+    head = f"<h1>{text(texts['title'])}</h1>\n<p>{text(texts['look'])} {_others('index', lang, ends)}</p>"
+    body = f'<main class="sa-view sa-start" data-alone="">{head}\n<ol>\n{lessons}</ol></main>'
+    return _FirstPage(texts["title"], body, "", lang)
+
+
+def _teachers_page(
+    pages: dict[str, Document], texts: Mapping[str, str], lang: str, ends: Mapping[str, str]
+) -> Document:
+    """Return the page for teachers: for each lesson its minutes, what its tours ask, the answers, what prints."""
+    lessons = ""
+    for name in (name for name in pages if name in texts):
+        page, asked, n = pages[name], "", 0
+        for each in (page, *page.below):
+            stops: Sequence[Stop] = getattr(each, "tour", ())
+            n += len(stops)
+            asked += (
+                f"<h2>{text(each.title)}</h2>\n<ol>{''.join(map(_question, stops))}</ol>\n" if stops else ""
+            )
+        minutes = text(fill(texts["minutes"], lang, n=2 * n or 10))
+        more = ""
+        if name + EXERCISE in pages:
+            more = f'<p><a href="{name}{EXERCISE}{ends[lang]}">{text(texts["prints"])}</a></p>\n'
+        about = _about(pages, texts, name, lang)
+        lessons += f'<li><a href="{name}{ends[lang]}">{about}</a> {minutes}.\n{more}{asked}</li>\n'
+    _, title, look = texts["teacher"].split("*")
+    up = f'<a href="index{ends[lang]}">{text(texts["all pages"])}</a> {_others("teacher", lang, ends)}'
+    head = f"<h1>{text(title)}</h1>\n<p>{text(look)} {up}</p>"
+    body = f'<main class="sa-view sa-teacher" data-alone="">{head}\n<ol>\n{lessons}</ol></main>'
+    return _FirstPage(title, body, "", lang)
+
+
+def _question(stop: Stop) -> str:
+    """Return a question, what to choose from, and the answer."""
+    options = "".join(
+        f"<li{' class=sa-right' if n == stop.right else ''}>{_bold(each)}</li>"
+        for n, each in enumerate(stop.options)
+    )
+    return f"<li>{_bold(stop.ask)}<ul>{options}</ul>{_bold(stop.reveal)}</li>\n"
+
+
+def _about(pages: dict[str, Document], texts: Mapping[str, str], name: str, lang: str) -> str:
+    """Return what a lesson is about, with its number of questions."""
+    return _bold(fill(texts[name], lang, n=len(getattr(pages[name], "tour", ()))))
+
+
+def _bold(sentence: str) -> str:
+    """Escape a sentence, and make its *words* bold."""
+    return re.sub(r"\*(.+?)\*", r"<strong>\1</strong>", text(sentence))
+
+
+def _others(name: str, lang: str, ends: Mapping[str, str]) -> str:
+    """Return links to a page in other languages."""
+    return " ".join(
+        f'<a hreflang="{each}" lang="{each}" href="{name}{end}">{OWN_NAMES[each]}</a>'
         for each, end in ends.items()
         if each != lang
     )
-    head = f"<h1>{text(texts['title'])}</h1>\n<p>{text(texts['look'])} {others}</p>"
-    body = f'<main class="sa-view sa-start" data-alone="">{head}\n<ol>\n{lessons}</ol></main>'
-    return _FirstPage(texts["title"], body, "", lang)

@@ -37,6 +37,8 @@ STAGES = dict(zip("xQKVSPO", ["inputs", "query", "key", "value", "scores", "weig
 class WayBack(Document):
     """The page of :func:`way_back_page`: shows itself in a notebook; ``page.save(path)`` writes a file."""
 
+    tour: tuple[Stop, ...] = ()
+
     styles: ClassVar[tuple[str, ...]] = ("way_back.css",)
     scripts: ClassVar[tuple[str, ...]] = ("way_back.js",)
 
@@ -123,11 +125,12 @@ def way_back_page(
     kept = set().union(*(behind(node) for pair in shown.values() for node in pair))
     graph.nodes = {name: node for name, node in graph.nodes.items() if name in kept}
     row = int(np.abs(wish).sum(axis=1).argmax()) if wish.size else 0
+    stops = _stops(captions, graph, stages, row)
     data = Drawing(graph, [], captions, False, 3, MOST_ROWS).data() | {
         "stages": shown,
         "scale": ids["scale"],
         "row": row,
-        "stops": [asdict(stop) for stop in _stops(captions, graph, stages, row)],
+        "stops": [asdict(stop) for stop in stops],
         "captions": captions,
     }
     title, matrices = captions["title"], {"P": stages["P"], "dS": "dS"}
@@ -136,7 +139,7 @@ def way_back_page(
         title,
     )
     body = drawn_by_script("sa-way-back", lang, title, picture, data, name=captions["tab of way back"])
-    return WayBack(title, body, picture, lang)
+    return WayBack(title, body, picture, lang, tuple(stops))
 
 
 def _stages(graph: Graph, ids: dict[str, str]) -> dict[str, str]:
