@@ -29,7 +29,7 @@ from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import layer_steps
 from selfattn.views.document import Document
 from selfattn.views.language import PLURALS
-from selfattn.views.live_pages import packaged_kernels
+from selfattn.views.live_pages import NO_KERNELS, packaged_kernels
 from selfattn.views.page import Page, steps_page
 from selfattn.views.tutorial_pages import NUMBERED, TUTORIAL_PAGES, tutorial_page
 
@@ -63,10 +63,6 @@ MOST_BYTES = 2**28
 MOST_SCORES = 2**24
 PAGE = b'<body class="sa-page">', "a page of selfattn's"
 MOST_UNICODE = 0x10FFFF
-NO_KERNELS = (
-    "this build of selfattn has no core in WebAssembly; install clang-14, lld-14, wasi-libc and "
-    "libclang-rt-14-dev-wasm32 and build it again, or give --kernels FILE.wasm"
-)
 
 STEPS_EPILOG = f"""\
 tutorials, by number or name:
@@ -252,7 +248,9 @@ def _run_pages(options: argparse.Namespace) -> int:
     kernels = options.kernels or packaged_kernels()
     start = views.write_pages(options.folder, lang=options.lang, kernels=kernels, packs=_packs(options.model))
     if kernels is None:
-        streams.tell(f"selfattn pages: wrote all pages but the live ones: {NO_KERNELS}")
+        streams.tell(
+            f"selfattn pages: wrote all pages but the live ones: {NO_KERNELS}, or give --kernels FILE.wasm"
+        )
     _announce("pages", start, options.open)
     return 0
 

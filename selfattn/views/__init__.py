@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from selfattn._extras import named_in_models
 from selfattn.views.first_page import write_pages
-from selfattn.views.gpt import GPTPage, gpt_page, page_gpt
+from selfattn.views.gpt import page_gpt
 from selfattn.views.graph import PageError
+from selfattn.views.live_pages import GPTPage, gpt_page
 from selfattn.views.page import Page, join_pages, notebook_html, notebook_svg, steps_page
 from selfattn.views.plot import plot_attention
 from selfattn.views.texts import CAPTIONS

@@ -184,7 +184,7 @@ def script(*names: str) -> str:
 
     Examples
     --------
-    >>> script("kit/page.js").startswith("<script>(() => {")
+    >>> script("kit/page.js").startswith("<script>(function $script() {")
     True
     """
     return f"<script>{code(*names)}</script>" if names else ""
@@ -195,12 +195,13 @@ def code(*names: str) -> str:
     """Return code that runs these files, after those that they import, in strict mode.
 
     A page is one file, which is opened from disk, so its scripts cannot be modules of a browser: each becomes a
-    function, which takes what it imports and returns what it exports.
+    function, which takes what it imports and returns what it exports. The function of all has a name, so that a page
+    can give it to a worker.
     """
     found: dict[str, str] = {}
     for name in names:
         _add_module(found, name)
-    return f'(() => {{\n"use strict";\n{"".join(found.values())}}})();'
+    return f'(function $script() {{\n"use strict";\n{"".join(found.values())}}})();'
 
 
 def _add_module(found: dict[str, str], name: str) -> None:

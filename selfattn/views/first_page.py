@@ -12,7 +12,6 @@ from typing import ClassVar
 
 from selfattn import _disk
 from selfattn.views.document import Document
-from selfattn.views.gpt import gpt_page
 from selfattn.views.language import OWN_NAMES, PLURALS, fill, in_language, say
 from selfattn.views.live_pages import live_pages, packaged_kernels, read_kernels
 from selfattn.views.packs import MARK, MOST_INSIDE, SUFFIX
@@ -36,7 +35,7 @@ def write_pages(
     kernels: str | os.PathLike[str] | None = None,
     packs: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Write all pages, a start page, and one for teachers: the lessons, their exercises, a GPT.
+    """Write all pages, a start page, and one for teachers: lessons, their exercises, live pages such as a GPT.
 
     Other packages add pages, as the entry-point group ``selfattn.pages`` names them: selfattn-models adds those of
     models.
@@ -108,7 +107,6 @@ def _pages(lang: str) -> Iterator[tuple[str, Document]]:
     for name in TUTORIAL_PAGES:
         yield name, tutorial_page(name, lang=lang)
         yield name + EXERCISE, tutorial_page(name, exercise=True, lang=lang)
-    yield "gpt", gpt_page(lang=lang)
 
 
 def _start_page(

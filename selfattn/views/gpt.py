@@ -1,49 +1,31 @@
-"""A page with a character model: its script shows what every layer computes, and the next letters of a prompt."""
+"""The character model that ships, and models and prompts that the page of a GPT takes."""
 
 from __future__ import annotations
 
 import functools
 import io
 import os
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from selfattn._extras import models_module
 from selfattn.functional import softmax
-from selfattn.views.document import Document, drawn_by_script, weights_svg
-from selfattn.views.language import fill, in_language
-from selfattn.views.texts import CAPTIONS, GPT_TEXTS
-from selfattn.views.writing import Array, text, visible
+from selfattn.views.document import weights_svg
+from selfattn.views.language import fill
+from selfattn.views.writing import Array, visible
 
 if TYPE_CHECKING:
     from selfattn.nn.gpt import GPT
-
-__all__ = ["GPTPage", "gpt_page", "page_gpt"]
 
 #: Letters of the model that ships, by id.
 ALPHABET = "\n !'(),-.:;?abcdefghijklmnopqrstuvwxyz"
 SETTINGS: dict[str, Any] = {"d_model": 64, "num_layers": 3, "num_heads": 4, "max_seq_len": 96}
 PROMPT = "in the beginning "
 SCALE = "_scale"  # the suffix of the names of scales of rounded matrices
-TOUR = {
-    name: said
-    for name, said in CAPTIONS.items()
-    if re.fullmatch("tour.*|previous|next|play|pause|reveal", name)
-}
 MOST_PARAMETERS = 1_000_000  # a larger model makes the page slow
-
-
-@dataclass(frozen=True, repr=False)
-class GPTPage(Document):
-    """The page of :func:`gpt_page`: shows itself in a notebook; ``page.save(path)`` writes a file."""
-
-    styles: ClassVar[tuple[str, ...]] = ("gpt.css",)
-    scripts: ClassVar[tuple[str, ...]] = ("gpt.js",)
 
 
 def restored(arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -89,49 +71,10 @@ def page_gpt() -> tuple[GPT, str]:
     return model, ALPHABET
 
 
-def gpt_page(
-    model: GPT | str | os.PathLike[str] | None = None,
-    alphabet: Sequence[str] | None = None,
-    prompt: str = PROMPT,
-    *,
-    lang: str = "en",
-) -> GPTPage:
-    """Run a GPT inside a page.
-
-    Type a prompt, see what every layer does and which letter comes next, and change the model.
-
-    Heads can be switched off and weights changed; the text that the model writes changes with them. The page's own
-    script computes, without a network.
-
-    Parameters
-    ----------
-    model : nn.GPT or path, optional
-        With at most a million parameters, learned positions and norms first; or the folder that ``selfattn train
-        gpt`` wrote. None: the character model of the package.
-    alphabet : sequence of str, optional
-        The letter, or the piece of text, of each id. A model that is not in a folder needs it.
-    prompt : str
-        The first text of the page.
-    lang : {"en", "de", "fr"}
-        The language of the page; the model writes what it was trained to write.
-
-    Returns
-    -------
-    GPTPage
-
-    Raises
-    ------
-    TypeError
-        The model is not an nn.GPT.
-    ValueError
-        A model that the page does not compute, an alphabet of another size, or a prompt with other letters.
-
-    Examples
-    --------
-    >>> page = gpt_page(prompt="the lord is ")
-    >>> "A GPT in this page" in page.title
-    True
-    """
+def given_gpt(
+    model: GPT | str | os.PathLike[str] | None, alphabet: Sequence[str] | None, prompt: str
+) -> tuple[GPT, list[str], list[int]]:
+    """Return the model, the letters and the ids of the prompt of a page, as ``views.gpt_page`` takes them."""
     from selfattn.nn.gpt import GPT
 
     if model is None:
@@ -149,28 +92,13 @@ def gpt_page(
         raise ValueError(
             f"alphabet has a text for each of the model's {model.vocab_size} ids, not {len(alphabet) or 'none'}"
         )
-    _check(model)
-    ids, captions = _ids(prompt, alphabet)[-model.max_seq_len :], in_language(GPT_TEXTS, lang)
-    data = {
-        "alphabet": alphabet,
-        "shown": [visible(letter) for letter in alphabet],
-        "prompt": prompt,
-        "heads": model.num_heads,
-        "layers": model.num_layers,
-        "context": model.max_seq_len,
-        "width": model.d_model,
-        "activation": getattr(model.layers[0], "activation", "gelu") if model.num_layers else "gelu",
-        "eps": model.norm.eps if model.norm is not None else 0.0,
-        "count": sum(array.size for array in model.parameters().values()),
-        "parameters": {name: list(array.shape) for name, array in model.state_dict().items()},
-        "captions": captions,
-        "tour": in_language(TOUR, lang),
-    }
-    packed = b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in model.state_dict().values())
-    title = captions["title"]
-    shown = f"<noscript><p>{text(captions['no script'])}</p></noscript>"
-    body = drawn_by_script("sa-gpt", lang, title, shown, data, packed)
-    return GPTPage(title, body, _picture(model, ids, alphabet, title, captions["picture"]), lang)
+    kinds = sorted({array.dtype.name for array in model.state_dict().values()} - {"float32"})
+    if kinds:
+        raise ValueError(f"the page computes with weights of float32, not {' and '.join(kinds)}")
+    count = sum(array.size for array in model.parameters().values())
+    if count > MOST_PARAMETERS:
+        raise ValueError(f"the page computes models of at most {MOST_PARAMETERS:,} parameters, not {count:,}")
+    return model, alphabet, _ids(prompt, alphabet)[-max(1, model.max_seq_len - 1) :]
 
 
 def _of_folder(path: str | os.PathLike[str], alphabet: Sequence[str] | None) -> tuple[GPT, Sequence[str]]:
@@ -184,20 +112,6 @@ def _of_folder(path: str | os.PathLike[str], alphabet: Sequence[str] | None) -> 
         known = found.vocab_size if found.tokenizer else 0
         alphabet = [found.tokenizer.id_to_token(n) for n in range(known)]
     return gpt2.as_gpt(found), alphabet
-
-
-def _check(model: GPT) -> None:
-    count = sum(array.size for array in model.parameters().values())
-    wide = any(array.dtype != np.float32 for array in model.state_dict().values())
-    for name, there in (
-        ("rotary positions", model.position_embedding is None),
-        ("norms after the sums", model.norm is None),
-        ("rounded weights, or weights of float64", wide),
-    ):
-        if there:
-            raise ValueError(f"the page does not compute a model with {name}")
-    if count > MOST_PARAMETERS:
-        raise ValueError(f"the page computes models of at most {MOST_PARAMETERS:,} parameters, not {count:,}")
 
 
 def _ids(prompt: str, alphabet: list[str]) -> list[int]:
@@ -218,8 +132,8 @@ def _ids(prompt: str, alphabet: list[str]) -> list[int]:
     return ids
 
 
-def _picture(model: GPT, ids: list[int], alphabet: list[str], title: str, caption: str) -> str:
-    """Return a picture of the probability of each letter after the prompt."""
+def next_letters(model: GPT, ids: list[int], alphabet: list[str], title: str, caption: str) -> str:
+    """Draw the probability of each letter after the prompt."""
     shares = softmax(np.float64(model(np.array(ids))[-1]))
     best = np.argsort(-shares, kind="stable")[:12]
     name = fill(caption, prompt="".join(alphabet[n] for n in ids))

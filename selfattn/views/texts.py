@@ -24,7 +24,12 @@ LIVE: dict[str, str] = _ENGLISH["live"]
 CAPTIONS: dict[str, str] = _ENGLISH["page"]
 #: The captions that scripts need: not those of stages, which the page has as HTML.
 SCRIPTED = [name for name in CAPTIONS if "." not in name and f"head.{name}" not in CAPTIONS]
-GPT_TEXTS: dict[str, str] = TOOLS | MODELS | _ENGLISH["gpt"]
+TOUR = {
+    name: said
+    for name, said in CAPTIONS.items()
+    if re.fullmatch("tour.*|previous|next|play|pause|reveal", name)
+}
+GPT_TEXTS: dict[str, str] = TOOLS | MODELS | LIVE | _ENGLISH["gpt"]
 #: The way back uses CAPTIONS for names that are not here.
 WAY_BACK: dict[str, str] = {
     **TOOLS,

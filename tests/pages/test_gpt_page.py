@@ -5,6 +5,7 @@ import pytest
 from refusals import refusals
 
 from selfattn import nn, views
+from selfattn.views import live_pages
 
 
 def test_the_model_that_ships_spells_words():
@@ -21,13 +22,17 @@ def test_the_model_that_ships_spells_words():
     assert other.head.weight.any()  # a new copy
 
 
-def test_the_page_holds_the_weights(tmp_path):
+def test_the_page_holds_the_weights_and_the_core(tmp_path, kernels, monkeypatch):
+    monkeypatch.setattr(live_pages, "KERNELS", kernels)
     page = views.gpt_page(prompt="the ")
     assert len(page.html) < 1_000_000
     assert "what follows “the ”" in page.svg
     with pytest.raises(FileNotFoundError) as caught:
         page.save(tmp_path / "no" / "page.html")
     assert caught.value.filename == str(tmp_path / "no")  # not a new file in it
+    monkeypatch.setattr(live_pages, "KERNELS", tmp_path / "not built")
+    with pytest.raises(FileNotFoundError, match=r"needs the core in WebAssembly: .* install clang-14"):
+        views.gpt_page()
 
 
 def gpt(d_model=8, **options):
@@ -44,9 +49,7 @@ test_bad_calls_of_the_gpt_page = refusals(
     ((gpt(), "abc", ""), ValueError, "the prompt is empty"),
     ((gpt(), "abc", None), TypeError, "prompt must be a str, not NoneType"),
     ((gpt(), "abc", [0, 1]), TypeError, "prompt must be a str, not list"),
-    ((gpt(positions="rotary"), "abc", "a"), ValueError, "not compute a model with rotary positions"),
-    ((gpt(norm_first=False), "abc", "a"), ValueError, "with norms after the sums"),
-    ((gpt(dtype=np.float64), "abc", "a"), ValueError, "weights of float64"),
+    ((gpt(dtype=np.float64), "abc", "a"), ValueError, "with weights of float32, not float64"),
     ((gpt(512), "abc", "a"), ValueError, "at most 1,000,000 parameters, not 3,15"),
     call=lambda given: views.gpt_page(*given),
 )

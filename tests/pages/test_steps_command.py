@@ -191,10 +191,10 @@ def test_wrong_usage(arguments, message, tmp_path, run):
 def test_all_pages_link_to_each_other(tmp_path, opened, run, monkeypatch):
     monkeypatch.setattr(live_pages, "KERNELS", tmp_path / "not built")
     (tmp_path / "class").mkdir()
-    (tmp_path / "class" / "gpt.html").write_text("mine")
-    assert "gpt.html exists and is not a page of selfattn's" in run("pages", "class", code=1).err
+    (tmp_path / "class" / "illustrated.html").write_text("mine")
+    assert "illustrated.html exists and is not a page of selfattn's" in run("pages", "class", code=1).err
     assert len(list((tmp_path / "class").iterdir())) == 1
-    (tmp_path / "class" / "gpt.html").unlink()
+    (tmp_path / "class" / "illustrated.html").unlink()
     (tmp_path / "no.wasm").write_bytes(b"\0asm")
     (tmp_path / "old.wasm").write_bytes(b"\0asm selfattn kernels 0 of commit abc")
     for name, message in (
@@ -207,7 +207,7 @@ def test_all_pages_link_to_each_other(tmp_path, opened, run, monkeypatch):
     assert opened == [(tmp_path / "class" / "index.html").as_uri()]
     start, *others = sorted((tmp_path / "class").iterdir(), key=lambda path: path.name != "index.html")
     links = [a["href"] for tag, a in Reader(start.read_text(encoding="utf-8")).elements if tag == "a"]
-    assert sorted(links) == sorted(path.name for path in others) and len(links) == 11
+    assert sorted(links) == sorted(path.name for path in others) and len(links) == 10
     for path in others:
         elements = Reader(path.read_text(encoding="utf-8")).elements
         assert [a["href"] for tag, a in elements if tag == "link" and a["rel"] == "up"] == ["index.html"]
@@ -225,7 +225,7 @@ def test_live_pages_are_of_the_packages_kernels_or_of_those_given(tmp_path, run,
     run("pages", tmp_path / "given", "--kernels", tmp_path / "given.wasm")
     names = ("plain", "package", "given")
     plain, package, given = ({path.name for path in (tmp_path / name).iterdir()} for name in names)
-    assert package - plain == {"training.html", "playground.html"} and plain < package == given
+    assert package - plain == {"gpt.html", "training.html", "playground.html"} and plain < package == given
     start = Reader((tmp_path / "package/index.html").read_text(encoding="utf-8"))
     assert {a["href"] for tag, a in start.elements if tag == "a"} == package - {"index.html"}
     for page in package - plain:

@@ -37,6 +37,18 @@ CONTRASTS = """() => {
 }"""
 
 
+# The text on the screen, without that of tours.
+VISIBLE = """() => {
+    const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) {
+        const { parentElement } = walk.currentNode;
+        const shown = parentElement.checkVisibility({ visibilityProperty: true });
+        if (shown && !parentElement.closest(".sa-tour, script")) found.push(walk.currentNode.data);
+    }
+    return found.join(" ");
+}"""
+
+
 def then(scripts, more):
     """Return the code of scripts, as pages have it, and more code that uses what they export."""
     code = document.code(*scripts).removesuffix("})();")

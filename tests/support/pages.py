@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from selfattn import attention_steps, nn, views
+from selfattn import attention_steps, views
 from selfattn.steps.layers import LayerSteps, ModelSteps, layer_steps, model_steps
 from selfattn.tutorials import load
 from selfattn.views.writing import visible
@@ -149,7 +149,6 @@ PAGES = {
     "steps": lambda tokens: views.steps_page(*attention(tokens), compare=attention(tokens), exercise=True),
     "joined": lambda tokens: views.join_pages([views.steps_page(*attention(tokens))] * 2, "".join(tokens)),
     "way back": lambda tokens: views.way_back_page(*attention(tokens)),
-    "gpt": lambda tokens: views.gpt_page(nn.GPT(len(tokens), 8, 1, 2, 12, rng=0), tokens, tokens[1]),
 }
 
 

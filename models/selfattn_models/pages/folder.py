@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from selfattn import tutorials
+from selfattn.views import texts
 from selfattn.views.document import Document
 from selfattn.views.language import fill, in_language
 from selfattn.views.live_pages import Kernels
@@ -17,7 +18,7 @@ def pages(
     lang: str, kernels: Kernels | None, packs: Mapping[str, bytes]
 ) -> Iterator[tuple[str, Document, str]]:
     """Yield the name of each page's file, the page, and what the start page says of it; also of each pack's page."""
-    about = in_language(START, lang, PACKAGE)
+    about = in_language(texts.START | START, lang, PACKAGE)
     model = tutorials.embedding_model("two_heads")
     sentences = tutorials.load("sentence_embeddings")["sentences"]
     first, second = ((model.steps(each), each.split()) for each in sentences)

@@ -1,4 +1,4 @@
-"""Live pages of models: an encoder and a language model, which compute in the browser with the core's kernels."""
+"""Live pages of models, which compute in the browser: an encoder, and a language model in the page of a GPT."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from selfattn.text import WhitespaceTokenizer
 from selfattn.tutorials import embedding_model, load
 from selfattn.views.document import Document
 from selfattn.views.gpt import PROMPT, page_gpt
-from selfattn.views.live_pages import MOST_RIBBONS, Kernels, LivePage, live_page
+from selfattn.views.live_pages import (
+    MOST_RIBBONS,
+    GPTPage,
+    Kernels,
+    LivePage,
+    language_page,
+    live_page,
+)
 from selfattn.views.packs import gpt_pack, kind_of, pack_data
 from selfattn_models.packs import packed
-from selfattn_models.pages.texts import ENCODER, LANGUAGE_MODEL, PACKAGE, own
+from selfattn_models.pages.texts import ENCODER, PACKAGE, own
 
 COMMAND = "selfattn pages DIR --model {}"  # makes the page of a model
 
@@ -38,19 +45,12 @@ def _encoder(kernels: Kernels, lang: str, name: str = "", pack: bytes = b"") -> 
 
 
 @dataclass(frozen=True, repr=False)
-class _LanguageModel(LivePage):
-    styles: ClassVar[tuple[str, ...]] = own("explorer.css", "live/language.css")
+class _GPT(GPTPage):
     scripts: ClassVar[tuple[str, ...]] = own("live/language_page.js")
 
 
-def _language_model(kernels: Kernels, lang: str, name: str = "", pack: bytes = b"") -> Document:
-    data = {
-        **_data(gpt_pack(*page_gpt()), name, pack),
-        "prompt": PROMPT,
-        "ribbons": MOST_RIBBONS,
-        "code": COMMAND.format("SmolLM2-135M-Instruct.Q4_1.gguf"),
-    }
-    return live_page(_LanguageModel, "language", LANGUAGE_MODEL, kernels, lang, data, PACKAGE)
+def _gpt(kernels: Kernels, lang: str, name: str = "", pack: bytes = b"") -> Document:
+    return language_page(_GPT, _data(gpt_pack(*page_gpt()), name, pack), PROMPT, kernels, lang)
 
 
 def _data(own: bytes, name: str, pack: bytes) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _toy() -> nn.EmbeddingModel:
 #: The live pages by the names of their files, in the order of the start page.
 LIVE_PAGES: dict[str, Callable[..., Document]] = {
     "encoder": _encoder,
-    "language_model": _language_model,
+    "gpt": _gpt,
 }
 
 
@@ -85,5 +85,5 @@ def live_pages(kernels: Kernels, lang: str) -> Iterator[tuple[str, Document]]:
 
 def pack_page(kernels: Kernels, lang: str, name: str, pack: bytes) -> Document:
     """Return the page of a pack of a name: inside, or next to the page."""
-    page = _encoder if kind_of(pack) == "encoder" else _language_model
+    page = _encoder if kind_of(pack) == "encoder" else _gpt
     return page(kernels, lang, name, pack)

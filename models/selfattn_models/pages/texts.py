@@ -11,7 +11,6 @@ EXPLORER: dict[str, str] = TOOLS | MODELS | _ENGLISH["explorer"]
 MAP: dict[str, str] = TOOLS | _ENGLISH["map"]
 START: dict[str, str] = _ENGLISH["start"]
 ENCODER: dict[str, str] = EXPLORER | LIVE | _ENGLISH["encoder"]
-LANGUAGE_MODEL: dict[str, str] = ENCODER | _ENGLISH["language model"]
 
 
 def own(*names: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from selfattn.views import first_page, live_pages, packs, write_pages
 from selfattn_models import save
 
 LESSONS = ["first_principles", "sentence_embeddings", "basics_notebook", "illustrated", "attention_module"]
-OF_THE_CORE = [name + end for name in LESSONS for end in ("", "_exercise")] + ["gpt"]
+OF_THE_CORE = [name + end for name in LESSONS for end in ("", "_exercise")]
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -20,7 +20,7 @@ def test_all_pages_are_written_and_link_to_each_other(live, tmp_path, request, r
     run("pages", tmp_path / "class")
     names = [*OF_THE_CORE, "explorer"]
     if live:
-        names += ["training", "playground", "encoder", "language_model"]
+        names += ["training", "playground", "gpt", "encoder"]
     found = {
         path.stem: Reader(path.read_text(encoding="utf-8")).elements
         for path in (tmp_path / "class").iterdir()
@@ -44,7 +44,7 @@ def test_a_model_has_a_page_of_its_own(inside, tmp_path, kernels, run, monkeypat
     assert "my small: a pack of 0.0 MB" in said.replace("pages: .:", "pages: my small:")
     pages = tmp_path / "class"
     assert (pages / "language.sapack").exists() is not inside
-    for name, kind in (("my-small", "sa-encoder"), ("language", "sa-language")):
+    for name, kind in (("my-small", "sa-encoder"), ("language", "sa-gpt")):
         found = (pages / f"{name}.html").read_text(encoding="utf-8")
         assert f'class="sa-view {kind}"' in found and (f'"address":"{name}.sapack"' in found) is not inside
         assert f'href="{name}.html"' in (pages / "index.html").read_text(encoding="utf-8")

@@ -8,9 +8,8 @@ from live import run
 
 from selfattn.functional import softmax
 from selfattn_models.pages import heads
-from selfattn_models.pages.texts import own
 
-SCRIPTS = own("live/encoder.js")
+SCRIPTS = ("live/habits.js",)
 HABITS = """return given.map(([tokens, weights, heads, isCausal]) =>
     habitsOf([{ tokens, weights: Float32Array.from(weights.flat(3)) }], heads, isCausal));"""
 TEXTS = (

@@ -16,8 +16,9 @@ import { range } from "../compute.js";
  *   activation: string }} Letters
  */
 
-/** @type {(token: string) => string} a token as pages show it: spaces at its ends are visible */
-export const seen = (token) => token.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length)) || "∅";
+/** @type {(token: string) => string} a token as pages show it: spaces at its ends and ends of lines are visible */
+export const seen = (token) =>
+  token.replaceAll("\n", "⏎").replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length)) || "∅";
 
 /**
  * What `Kernel.transformer` takes, of an nn.GPT's arrays.
@@ -70,15 +71,27 @@ export function describeLetters(read, { alphabet, heads, layers, eps, activation
   };
 }
 
-/** @type {(alphabet: string[]) => Spelling} a letter that is not in the alphabet is read as a space */
+/**
+ * Reads the longest piece that fits, also of small letters; a letter that no piece has is read as a space.
+ * @type {(alphabet: string[]) => Spelling}
+ */
 export function lettersOf(alphabet) {
-  const ids = new Map(alphabet.map((letter, n) => [letter, n])), spelled = (/** @type {number} */ id) => alphabet[id];
+  const ids = new Map(alphabet.map((piece, n) => [piece, n])),
+    longest = alphabet.reduce((most, { length }) => Math.max(most, length), 1),
+    spelled = (/** @type {number} */ id) => alphabet[id];
   const encode = (/** @type {string} */ text) => {
-    const found = Array.from(text, (letter) => ({ letter, id: ids.get(letter) ?? ids.get(letter.toLowerCase()) }));
-    return {
-      ids: found.map(({ id }) => id ?? ids.get(" ") ?? 0),
-      unknown: [...new Set(found.filter(({ id }) => id === undefined).map(({ letter }) => letter))],
-    };
+    const found = [], /** @type {Set<string>} */ unknown = new Set();
+    for (let at = 0; at < text.length; ) {
+      const pieces = range(longest).map((k) => text.slice(at, at + longest - k)),
+        fits = (/** @type {string} */ piece) => ids.has(piece) || ids.has(piece.toLowerCase()),
+        letter = String.fromCodePoint(text.codePointAt(at) ?? 0),
+        piece = pieces.find((each) => ids.has(each)) ?? pieces.find(fits) ?? letter,
+        id = ids.get(piece) ?? ids.get(piece.toLowerCase());
+      if (id === undefined) unknown.add(piece);
+      found.push(id ?? ids.get(" ") ?? -1);
+      at += piece.length;
+    }
+    return { ids: found.filter((id) => id >= 0), unknown: [...unknown] };
   };
   return { encode, spelled, decode: (some) => some.map(spelled).join("") };
 }

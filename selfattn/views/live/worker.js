@@ -18,7 +18,8 @@ import { failure, Kernel } from "./kernel.js";
  */
 
 export const inWorker = typeof document === "undefined";
-const OWN_SCRIPT = inWorker ? "" : document.currentScript?.textContent ?? "";
+// @ts-expect-error: Python names the function of the whole page so, and it is no script in a widget
+const OWN_SCRIPT = `(${$script})()`;
 const PATIENCE = 60_000; // milliseconds without a word from the worker while it works
 
 /** @type {(result: any) => Transferable[]} the memory of a result's arrays, which moves to the page */

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from page_driver import numbers_of
+from page_driver import VISIBLE, numbers_of
 from pages import Reader, data_of
 
 import selfattn as sa
@@ -165,15 +165,6 @@ def test_every_stop_asks_hides_and_reveals(visit, name):
     assert page.locator(".sa-screen >> visible=true").inner_text() == before
 
 
-VISIBLE = """() => {
-    const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-    while (walk.nextNode()) {
-        const { parentElement } = walk.currentNode;
-        const shown = parentElement.checkVisibility({ visibilityProperty: true });
-        if (shown && !parentElement.closest(".sa-tour, script")) found.push(walk.currentNode.data);
-    }
-    return found.join(" ");
-}"""
 NAMED = {  # what a sentence names: what must be on the screen
     "the strip": ".sa-strip",
     "the scale to": ".sa-knobs input[type=range]",

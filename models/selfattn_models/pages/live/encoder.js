@@ -6,17 +6,17 @@
 import { Tokenizer } from "./tokenizers.js";
 import { dot, range } from "../../../../selfattn/views/compute.js";
 import { GROUP } from "../../../../selfattn/views/live/kernel.js";
+import { habitsOf, isMark, PIXELS, smallMaps } from "../../../../selfattn/views/live/habits.js";
 import { seen } from "../../../../selfattn/views/live/letters.js";
 import { modelOf } from "../../../../selfattn/views/live/pack.js";
 
-/** @typedef {import("../explorer_parts.js").Habit} Habit */
 /** @typedef {import("../../../../selfattn/views/live/kernel.js").Kernel} Kernel */
+/** @typedef {import("../../../../selfattn/views/live/kernel.js").Weights} Weights */
 /** @typedef {import("../../../../selfattn/views/live/pack.js").Pack} Pack */
 /** @typedef {import("../../../../selfattn/views/live/worker.js").Work} Work */
 
 /** @typedef {{ ids: number[], types: number[], tokens: string[], cut: boolean }} Read a text as the model reads it */
 
-const SPECIAL = /^(\[.+\]|<.+>)$/su, NO_WORD = /^[^\p{L}\p{N}_]+$/u;
 /** @type {Record<string, string>} poolings of the core; max and several ones are computed here */
 const IN_CORE = { mean: "mean", cls: "first", lasttoken: "last" };
 
@@ -116,60 +116,6 @@ function scaledToOne(row) {
 
 // --------------------------------------------------------------------------------------------- what the explorer draws
 
-// PIXELS: the side of a small map.
-export const KINDS = ["itself", "first", "separators", "marks", "before", "after", "words"], PIXELS = 48;
-export const isSpecial = (/** @type {string} */ token) => SPECIAL.test(token);
-const isMark = (/** @type {string} */ token) =>
-  isSpecial(token) || NO_WORD.test(token.replace(/^[␣Ġ▁#]+|[␣Ġ▁#]+$/g, ""));
-
-/**
- * The kind of each pair, and the rows that count: `_plan` of pages/heads.py.
- * @type {(tokens: string[], isCausal: boolean) => { kinds: Uint8Array, rows: number[] }}
- */
-export function planOf(tokens, isCausal) {
-  const n = tokens.length, special = tokens.map(isSpecial), mark = tokens.map(isMark), kinds = new Uint8Array(n * n);
-  for (let i = 0; i < n; i++) {
-    for (let j = 0; j < n; j++) {
-      kinds[i * n + j] =
-        i === j ? 0 : j === 0 ? 1 : special[j] ? 2 : mark[j] ? 3 : j === i - 1 ? 4 : j === i + 1 ? 5 : 6;
-    }
-  }
-  const words = range(n).filter((i) => !mark[i]),
-    apart = words.filter((i) => i > 0 && !mark[i - 1] && (isCausal || !mark[i + 1]));
-  return { kinds, rows: apart.length ? apart : words.length ? words : range(n) };
-}
-
-/**
- * `habits` of pages/heads.py, over all texts; in a causal model a word has no later keys among which it could choose.
- * @type {(texts: { tokens: string[], weights: Float32Array }[], heads: number[], isCausal?: boolean) => Habit[][]}
- */
-export function habitsOf(texts, heads, isCausal = false) {
-  const plans = texts.map(({ tokens }) => planOf(tokens, isCausal)),
-    count = dot(plans.length, (t) => plans[t].rows.length);
-  let from = 0;
-  return heads.map((own) =>
-    range(own).map(() => {
-      const shares = new Float64Array(KINDS.length),
-        head = from++;
-      let entropy = 0;
-      texts.forEach(({ tokens: { length: n }, weights }, t) => {
-        const { kinds, rows } = plans[t];
-        for (const i of rows) {
-          const scale = 1 / (Math.log(Math.max(isCausal ? i + 1 : n, 2)) * count);
-          for (let j = 0, at = (head * n + i) * n; j < n; j++, at++) {
-            const weight = weights[at];
-            shares[kinds[i * n + j]] += weight / count;
-            if (weight > 0) entropy -= weight * Math.log(weight) * scale;
-          }
-        }
-      });
-      const most = Math.max(...shares),
-        kind = entropy >= 0.85 ? "broad" : most >= 0.35 ? KINDS[shares.indexOf(most)] : "mixed";
-      return { shares: [...shares], entropy, kind, clear: kind === "broad" || kind === "mixed" || most >= 0.5 };
-    }),
-  );
-}
-
 /**
  * As `stored` of views/heads.py, weights in float32.
  * @type {(texts: { tokens: string[], weights: Float32Array }[], heads: number[]) =>
@@ -188,26 +134,14 @@ export function storedTexts(texts, heads) {
       [a, b, c] = [at, at + sizes[t][0], at + sizes[t][0] + sizes[t][1]];
     at = c + sizes[t][2];
     new Float32Array(bytes, a, weights.length).set(weights);
-    const means = new Uint16Array(bytes, c, heads.length * n * n),
-      sums = new Float64Array(n * n),
-      most = new Float32Array(all * side * side);
-    // Pixel k begins at ⌊n·k / PIXELS⌋.
-    const pixel = Uint8Array.from({ length: n }, (_, i) => (n > PIXELS ? Math.floor(((i + 1) * PIXELS - 1) / n) : i));
-    let head = 0, w = 0;
+    const means = new Uint16Array(bytes, c, heads.length * n * n), sums = new Float64Array(n * n);
+    let w = 0;
     heads.forEach((own, layer) => {
       sums.fill(0);
-      for (const end = head + own; head < end; head++) {
-        for (let i = 0, k = 0; i < n; i++) {
-          for (let j = 0, row = (head * side + pixel[i]) * side; j < n; j++, w++, k++) {
-            const weight = weights[w], place = row + pixel[j];
-            sums[k] += weight;
-            if (weight > most[place]) most[place] = weight;
-          }
-        }
-      }
+      for (let k = 0; k < own * n * n; k++) sums[k % (n * n)] += weights[w++];
       for (let k = 0; k < n * n; k++) means[layer * n * n + k] = Math.round((65535 / own) * sums[k]);
     });
-    new Uint8Array(bytes, b, most.length).set(most.map((weight) => Math.round(255 * Math.sqrt(weight))));
+    new Uint8Array(bytes, b, all * side * side).set(smallMaps(weights, n));
     let first = 0;
     const layers = heads.map((own) => ({
       weights: { type: "f4", at: a + 4 * n * n * (first += own) - 4 * n * n * own, shape: [own, n, n] },

@@ -76,7 +76,7 @@ class EncoderPage extends ModelPage {
         "section",
         { className: "sa-model", ariaLabel: captions["the model"] },
         this.about,
-        element("div", { className: "sa-bar" }, ...this.opened, this.bar),
+        element("div", { className: "sa-bar" }, ...this.opener),
       ),
       this.shown,
       element(
@@ -95,14 +95,13 @@ class EncoderPage extends ModelPage {
     );
   }
 
-  /** @type {(pack: Blob | Uint8Array, name: string) => Promise<void>} */
-  async load(pack, name) {
-    const { captions, data } = this, model = await this.loaded(pack, name);
-    if (!model) return;
+  async loaded() {
+    const { captions, data, model, name } = this;
+    this.explorer = undefined;
     const { layers, heads, words } = model;
     this.about.replaceChildren(
       ...phrase(captions[!words ? "real" : data.address ? "next to it" : "toy"], {
-        name: model.name || name,
+        name,
         layers,
         heads,
         n: words?.length ?? 0,

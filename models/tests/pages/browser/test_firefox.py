@@ -13,5 +13,5 @@ def test_firefox_shows_the_pages_of_models(bidi, tmp_path_factory, request):  # 
     folder = tmp_path_factory.mktemp("pages")
     live = shutil.which("wasm-ld-14") is not None
     views.write_pages(folder, kernels=request.getfixturevalue("kernels") if live else None)
-    names = ["index", "explorer", *(["encoder", "language_model"] if live else [])]
+    names = ["index", "explorer", *(["encoder", "gpt"] if live else [])]
     assert_shown(bidi, [folder / f"{name}.html" for name in names])

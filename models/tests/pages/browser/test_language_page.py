@@ -1,24 +1,22 @@
-"""The page of a language model has the bits of "baseline", writes on, and names what it cannot run."""
+"""Packs of language models have the bits of "baseline" in a page, and the page of a GPT runs them."""
 
 import base64
-import re
 
 import numpy as np
 import pytest
 from gguf_files import write
 from instruction_sets import using
-from page_driver import then
+from language_folders import save_language_model
+from page_driver import bars, then
 from small_tokenizers import byte_level
 
 import selfattn_models as models
 from selfattn.engine.sampling import probabilities, sampling
-from selfattn.views.gpt import page_gpt
 from selfattn.views.live_pages import read_kernels
-from selfattn.views.packs import gpt_pack
 from selfattn_models.packs import packed
 from selfattn_models.pages.live_pages import LIVE_PAGES
 
-wait = pytest.importorskip("playwright.sync_api").expect
+pytest.importorskip("playwright.sync_api")
 SCRIPTS = ("live/kernel.js", "live/pack.js")
 COMPUTE = """async ([wasm, packs]) => {
     const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
@@ -43,7 +41,6 @@ COMPUTE = """async ([wasm, packs]) => {
     }
     return found;
 }"""
-TEXTS = ["i", "in the beginning ", "And he said; Behold, the"]
 
 
 def drawn_model(rng, path):
@@ -79,16 +76,12 @@ def drawn_model(rng, path):
 
 def test_drawn_language_models_have_the_bits_of_baseline(browser, kernels, tmp_path):
     rng, packs, wanted = np.random.default_rng(53), [], []
-    letters, alphabet = page_gpt()
-    texts = [np.array([alphabet.index(c) for c in text.lower()]) for text in TEXTS]
-    drawn = [(letters, ids, 1) for ids in texts]
     with using("baseline"):
-        drawn += [(*drawn_model(rng, tmp_path / f"{n}.gguf"), 6) for n in range(30)]
-        for model, ids, more in drawn:
-            logits = model(ids) if model is letters else model.logits(ids)
-            wanted.append((logits, model.generate(ids, more).tolist()))
-            pack = gpt_pack(letters, alphabet) if model is letters else packed(model, "drawn", model.dtype)
-            packs.append({"pack": base64.b64encode(pack).decode(), "ids": ids.tolist(), "more": more})
+        for n in range(30):
+            model, ids = drawn_model(rng, tmp_path / f"{n}.gguf")
+            wanted.append((model.logits(ids), model.generate(ids, 6).tolist()))
+            pack = packed(model, "drawn", model.dtype)
+            packs.append({"pack": base64.b64encode(pack).decode(), "ids": ids.tolist(), "more": 6})
     page = browser.new_page()
     page.add_script_tag(content=then(SCRIPTS, "Object.assign(globalThis, { Kernel, readPack });"))
     found = page.evaluate(COMPUTE, [base64.b64encode(kernels.read_bytes()).decode(), packs])
@@ -102,26 +95,25 @@ def test_drawn_language_models_have_the_bits_of_baseline(browser, kernels, tmp_p
     assert different == []
 
 
-def test_the_page_says_what_comes_next_and_writes(visit, kernels, tmp_path):
-    page = visit(LIVE_PAGES["language_model"](read_kernels(kernels), "en").html)
-    text = page.locator("textarea")
+def test_the_page_of_a_gpt_runs_a_model_with_a_tokenizer(visit, kernels, tmp_path):
+    page = visit(LIVE_PAGES["gpt"](read_kernels(kernels), "en").html)
+    page.get_by_text("12 heads: computed").wait_for()
+    model = models.load(save_language_model(tmp_path / "small"), dtype="int8")
+    (tmp_path / "small.sapack").write_bytes(packed(model, "small", "int8"))
+    page.locator("input[type=file]").set_input_files(tmp_path / "small.sapack")
+    page.locator("strong", has_text="small").wait_for()
+    text = "hello there, naïve"
+    page.get_by_label("Prompt").fill(text)
+    ids = model.tokenizer.encode(text).ids
     page.locator("[data-looked]").wait_for()
-    model, alphabet = page_gpt()
-    for each in TEXTS[1:]:
-        text.fill(each)
-        page.locator(f'[data-looked="{each}"]').wait_for()
-        p = probabilities(
-            model(np.array([alphabet.index(c) for c in each.lower()]))[-1], sampling(0.8, top_p=0.9)
-        )
-        first = page.locator(".sa-bars-list li").first.inner_text().split()
-        assert first == [alphabet[p.argmax()].replace(" ", "␣"), f"{p.max():.3f}"]
-    page.get_by_role("button", name="Next token").click()
-    wait(text).to_have_value(re.compile(f"^{re.escape(TEXTS[-1])}.$", re.DOTALL))
-    page.get_by_role("button", name="Write on").click()
+    p = probabilities(model.logits(np.array(ids))[-1], sampling(1.0))
+    assert bars(page)[0][1] == pytest.approx(p.max(), abs=0.00051)
+    assert page.locator(".sa-written button").count() == len(ids)
+    assert page.locator(".sa-switch").filter(visible=True).count() == 0  # weights of int8 stay as they are
+    page.get_by_role("button", name="Continue").click()
     page.get_by_text("a second").wait_for()
-    assert len(text.input_value()) > 60
-    text.fill("naïve")
-    page.get_by_text("does not know ï").wait_for()
-    (tmp_path / "notes.gguf").write_bytes(b"no model")
-    page.locator("input[type=file]").set_input_files(tmp_path / "notes.gguf")
-    page.get_by_role("status").get_by_text("selfattn pages DIR --model notes.gguf").wait_for()
+    written = page.locator(".sa-added").count()
+    assert written == len(model.generate(np.array(ids), 200))
+    page.locator(".sa-tour [data-do='tour next']").first.click()
+    page.locator(".sa-guesses button").first.click()
+    page.locator(".sa-yes").wait_for()
