@@ -76,7 +76,7 @@ def write_pages(
             pages[each] |= live_pages(core, each)
         for further in entry_points(group="selfattn.pages"):
             for name, page, sentence in further.load()(each, core, packs):
-                if name in pages[each]:
+                if name in packs and name in pages[each]:
                     raise ValueError(f"a page has the name {name!r} already; give the model another one")
                 pages[each][name], about[each][name] = page, sentence
     for own in langs:
