@@ -130,7 +130,7 @@ print("\nbank by the river:", outputs["river"][BANK], "  bank with money:", outp
 # *Something to find:* go to the row of *bank* in the weights. Which word does it attend to most, in each sentence? Is
 # the largest weight on *bank* itself? Where in the scores can you see why?
 #
-# ## Projections: what I look for, what I offer, what I say
+# ## Projections: query, key and value
 #
 # With raw embeddings one row has three roles. Three matrices give each role its own numbers: `W_query` and
 # `W_key` map four columns to two ($d_k = 2$), `W_value` to three ($d_v = 3$). The widths of query and key must agree,

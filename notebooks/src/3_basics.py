@@ -221,8 +221,8 @@ names = ["here", "a", "b", "c"]
 strong = 20.0
 query = np.zeros((4, 4))
 key = np.zeros((4, 4))
-query[0, 0] = query[0, 2] = strong  # column 0 asks for a, column 2 asks for b
-key[1, 0] = key[2, 2] = 1.0  # a answers in column 0, b in column 2
+query[0, 0] = query[0, 2] = strong  # column 0 matches a, column 2 matches b
+key[1, 0] = key[2, 2] = 1.0  # a has a 1 in column 0, b in column 2
 value = np.array([[0, 0, 0, 0], [5, 0, 5, 0], [0, 7, 0, 7], [9, 9, 9, 9]], dtype=float)
 
 one = sa.scaled_dot_product_attention(query, key, value)[0]

@@ -170,7 +170,7 @@ for beginning in ("This is the dog that / worried the cat that / killed the", "T
         print(f"    the last word looks, layer {layer} head {head}:  {seen}")
 
 # %% [markdown]
-# Head 1 of the first layer attends to the verb, which decides what comes next; it learned that from the text alone. To
+# Head 1 of layer 0 attends to the verb, which decides what comes next; it learned that from the text alone. To
 # see every number of one head, take its queries, keys and values:
 
 # %%

@@ -34,7 +34,7 @@ def attention_steps(
 ) -> AttentionSteps:
     """Compute attention and keep every intermediate result.
 
-    Without ``key`` and ``value`` the first array is all three: words that take from each other. With the same
+    Without ``key`` and ``value`` the first array is all three: words that attend to each other. With the same
     ``rng``, dropout drops the weights that :func:`~selfattn.reference.scaled_dot_product_attention` drops. All key
     and value heads are shown as the query heads see them: with ``enable_gqa``, repeated.
 

@@ -527,6 +527,7 @@ export class FirstScreen {
     const named = others.slice(0, others.length === MOST_PARTS + 1 ? MOST_PARTS + 1 : MOST_PARTS),
       rest = others.slice(named.length);
     const parts = named.map((j) => phrase(texts.part, { weight: this.short(node, index, j), word: wordOf(keys[j]) }));
+    if (!crossed) parts.unshift(phrase(texts.itself, { weight: this.short(node, index, index) }));
     if (rest.length) {
       parts.push(
         phrase(texts.rest, {
@@ -537,11 +538,7 @@ export class FirstScreen {
         }),
       );
     }
-    return phrase(crossed ? texts.takes : texts.keeps, {
-      word,
-      own: crossed ? "" : this.short(node, index, index),
-      parts: listed(parts, texts.and),
-    });
+    return phrase(texts.takes, { word, parts: listed(parts, texts.and) });
   }
 
   /**

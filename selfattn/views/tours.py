@@ -124,18 +124,18 @@ def first_principles(
             "finance. Will the two outputs of *bank* differ?",
             ("yes", "no, they are the same"),
             1,
-            "No: {alone} both times: every ribbon runs straight across, since no word attends to another.",
+            "No, they are {alone} both times. Every ribbon runs straight across: no word attends to another.",
             view=0,
             word=bank,
             hide="output",
         ),
         Stop(
-            "Let words look",
+            "Attention",
             "Now every word attends to all words, with weights that add up to 1. To which word does "
             "*bank* attend most in the river sentence?",
             tuple("bank itself" if word == "bank" else word for word in river),
             order,
-            "From itself, {kept}. But {stream} of its output is *stream* and {mud} is *mud*.",
+            "To itself, with weight {kept}. But {stream} of its output is *stream* and {mud} is *mud*.",
             view=1,
             word=bank,
             hide="weights",
@@ -157,9 +157,9 @@ def first_principles(
             and bool((near[:, 1] > np.delete(near, 1, 1).max()).all()),
         ),
         Stop(
-            "Ask, offer, hand over",
-            "Three matrices give every word a query (Q: what it asks for), a key (K: what it offers) and "
-            "a value (V: what it hands over). Which of them decide how thick the ribbons are?",
+            "Query, key, value",
+            "Three matrices give every word a query (Q), a key (K) and a value (V). Which of them decide how "
+            "thick the ribbons are?",
             ("Q and K", "K and V", "all three"),
             0,
             "Q and K. V does not change the weights. Try it below: change a number of W_value, "
@@ -170,11 +170,11 @@ def first_principles(
         ),
         Stop(
             "Take the scale away",
-            "The scores are divided by √2. Without that, will *bank* keep more of itself, or less?",
+            "The scores are divided by √2. Without that, will *bank* attend more to itself, or less?",
             ("more", "less"),
             0,
             "More: {scaled} became {bare} by the river. Larger scores give the largest score more weight. "
-            "Move the scale to 0 (all weights are equal), then to 8 (*bank* keeps {sharp}).",
+            "Move the scale to 0 (all weights are equal), then to 8 (the weight is {sharp}).",
             view=2,
             word=bank,
             opens="knobs",
@@ -183,13 +183,13 @@ def first_principles(
             and plain_number(bare[bank]) > plain_number(projected.weights[bank][bank]),
         ),
         Stop(
-            "Nobody taught it",
+            "Without training",
             "Now the same layer has random matrices. Will the outputs of *stream*, *bank* and *mud* differ clearly?",
             ("clearly", "hardly"),
             1,
-            "Hardly: their first numbers are {first}, {second} and {third}. *bank* gives {untaught} to "
-            "*stream* and {unmeant} to *mud*, which means nothing: only training makes it look for "
-            "something.",
+            "Hardly: their first numbers are {first}, {second} and {third}. The weights of *bank* for "
+            "*stream*, {untaught}, and for *mud*, {unmeant}, mean nothing: only training gives them a "
+            "meaning.",
             view=3,
             word=bank,
             hide="weights",
@@ -236,8 +236,8 @@ def sentence_embeddings(
             "All numbers are still random. Does *bank* know that *{water}* and *{money}* matter more than *and*?",
             ("yes", "no"),
             1,
-            "No: it gives {before_water} to *{water}* and {before_money} to *{money}*, not much more "
-            "than to other words.",
+            "No: its weights are {before_water} for *{water}* and {before_money} for *{money}*, not much more "
+            "than for other words.",
             view=0,
             word=bank,
             hide="weights",
@@ -279,13 +279,13 @@ def sentence_embeddings(
         ),
         Stop(
             "Pick the best",
-            "The interior designer in the tutorial takes only the best match; attention takes a weighted "
-            "mean of all. With a larger scale attention does almost the same. How much weight will *bank* "
-            "give to *{water}* with a scale of 8?",
-            ("{of_water} as before", "nearly all", "nothing"),
+            "The interior designer in the tutorial chooses only the best match; attention computes a weighted "
+            "mean of all. With a larger scale attention does almost the same. How large is the weight of "
+            "*bank* for *{water}* with a scale of 8?",
+            ("{of_water} as before", "nearly 1", "0"),
             1,
-            "Nearly all: {steep}. But these weights hardly change if a score changes a little, so the "
-            "gradient is nearly 0. That is why attention takes a weighted mean.",
+            "Nearly 1: {steep}. But these weights hardly change if a score changes a little, so the gradient "
+            "is nearly 0. That is why attention computes a weighted mean.",
             view=1,
             word=bank,
             after=(("scale", 0, 0, STEEP),),
@@ -293,12 +293,12 @@ def sentence_embeddings(
         ),
         Stop(
             "Two heads",
-            "Head 0 gives {head0_money} to *{money}* in one sentence. What does this head do in the "
-            "sentence with *{water}*?",
+            "In head 0 the weight for *{money}* is {head0_money} in one sentence. What does this head do in "
+            "the sentence with *{water}*?",
             ("attends to {water}", "attends to “{parked}”", "attends equally to all"),
             1,
-            "It gives {on_parked} to “{parked}”, and only {head0_water} to *{water}*: the weights of "
-            "a head add up to 1 even if it finds nothing.",
+            "Its weight for “{parked}” is {on_parked}, and for *{water}* only {head0_water}: the weights of a "
+            "head add up to 1 even if it finds nothing.",
             view=2,
             word=bank,
             head="0",
@@ -310,8 +310,8 @@ def sentence_embeddings(
             "And head 1: which word does it find?",
             (water, money),
             0,
-            "*{water}*: it gives {head1_water} to it, and {head1_money} to *{money}*. Together the "
-            "heads find both topics.",
+            "*{water}*: its weight is {head1_water}, and that of *{money}* {head1_money}. Together the heads "
+            "find both topics.",
             view=2,
             word=bank,
             head="1",
@@ -373,7 +373,7 @@ def basics_notebook(steps: Callable[..., Any], words: list[str], lang: str) -> l
             when=score < -0.005,
         ),
         Stop(
-            "Add to one",
+            "The sum stays 1",
             "Now *sky* may not attend to *blue* any more. Which words get that weight?",
             ("sky alone", "is alone", "both, in proportion"),
             2,
@@ -384,7 +384,7 @@ def basics_notebook(steps: Callable[..., Any], words: list[str], lang: str) -> l
             after=(("mask", sky, blue, 0.0),),
         ),
         Stop(
-            "Nearly alike",
+            "Nearly equal",
             "The weights of *sky* are {row}: nearly equal. Can a larger scale give one word nearly all the weight?",
             ("yes", "only the twins together", "no, nothing changes"),
             1,
@@ -409,8 +409,8 @@ def basics_notebook(steps: Callable[..., Any], words: list[str], lang: str) -> l
             "Split the two columns between two heads. Will *sky* have the same weight for itself in both?",
             ("yes", "no"),
             1,
-            "No: in head 0 *sky* keeps {head0} of itself, in head 1 only {head1}. One head adds up the "
-            "products of both columns before the softmax, so the larger column decides.",
+            "No: in head 0 it is {head0}, in head 1 only {head1}. A single head adds up the products of both "
+            "columns before the softmax, so the larger column decides.",
             view=1,
             word=sky,
             head="0",
@@ -481,12 +481,12 @@ def illustrated(steps: Callable[..., Any], rounded: Any, lang: str) -> list[Stop
             when=argmax(np.linalg.norm(k, axis=1)) == 1 and bool((real.weights.argmax(axis=1) == 1).all()),
         ),
         Stop(
-            "Scale it",
+            "Scale",
             "The tutorial does not scale. Divide the scores by √3: what becomes of *input 2*'s weight for "
             "itself, {large}?",
             (plain_number(real.weights[1, 1]), plain_number(scaled.weights[1, 1]), "0.50"),
             1,
-            "{soft}: smaller scores, softer weights.",
+            "{soft}: smaller scores have more equal weights.",
             word=1,
             before=softmax,
             after=(("scale", 0, 0, float(1 / np.sqrt(3))),),
@@ -534,7 +534,7 @@ def illustrated(steps: Callable[..., Any], rounded: Any, lang: str) -> list[Stop
 
 
 def attention_module(steps: Callable[..., Any], tokens: list[str], lang: str) -> list[Stop]:
-    """*Hello I love you*: what *love* looks for, masks, and rows without keys."""
+    """*Hello I love you*: what *love* attends to, masks, and rows without keys."""
     plain, masked = steps(tokens), steps(tokens, True)
     love = tokens.index("love")
     first, second = plain.weights[:, love]
@@ -542,23 +542,25 @@ def attention_module(steps: Callable[..., Any], tokens: list[str], lang: str) ->
     return say_stops(
         lang,
         Stop(
-            "What does love look for?",
+            "What does love attend to?",
             "Which words will *love* attend to most?",
             ("Hello", "I and you", "love itself"),
             1,
-            "{of_i} to *I* and {of_you} to *you*, {of_hello} to *Hello*: as the tutorial says.",
+            "{of_i} to *I*, {of_you} to *you* and {of_hello} to *Hello*, as the tutorial says.",
             word=love,
             head="0",
             hide="weights",
             when=bool(min(first[1], first[3]) > max(first[0], first[2])),
         ),
         Stop(
-            "Why",
-            "The query of *love* is ({query}): a large number for *person*. What decides which words it finds?",
+            "Why?",
+            "The query of *love* is ({query}): a large number for *person*. What decides which words *love* "
+            "attends to?",
             ("its query and their keys", "its own key", "the values"),
             0,
-            "The query of *love* and the keys of all words: *I* and *you* offer a 2 for person, *Hello* "
-            "only 0.5. The values do not matter for this: here each word has a 1 in its own column.",
+            "The query of *love* and the keys of all words: those of *I* and *you* have a 2 for person, that "
+            "of *Hello* only 0.5. The values do not matter for this: here each word has a 1 in its own "
+            "column.",
             word=love,
             head="0",
             when=[*plain.key[0, [1, 3, 0], 0]] == [2, 2, 0.5]
@@ -567,12 +569,11 @@ def attention_module(steps: Callable[..., Any], tokens: list[str], lang: str) ->
         ),
         Stop(
             "Another head",
-            "The second head has the same keys, but its queries ask for other things. Which word will "
-            "*love* attend to most there?",
+            "Head 1 has the same keys, but other queries. Which word will *love* attend to most there?",
             tuple(tokens),
             argmax(second),
-            "From *{word}*: {of_word}. Each head has a softmax of its own, so one word can look for "
-            "several things at once.",
+            "To *{word}*: {of_word}. Each head has its own softmax, so a word can attend to several things at "
+            "once.",
             word=love,
             head="1",
             hide="weights",
@@ -581,7 +582,7 @@ def attention_module(steps: Callable[..., Any], tokens: list[str], lang: str) ->
             "A mask",
             "Shorter sentences of a batch are padded. Suppose that the last word is padding: its column "
             "of the mask is 0. Which words still attend to the last word?",
-            ("none", "only itself", "those that took much"),
+            ("none", "only itself", "those whose weight was large"),
             0,
             "None: its scores become −∞ before the softmax, and exp(−∞) is 0. Even the last word itself "
             "attends only to the others.",
@@ -591,8 +592,8 @@ def attention_module(steps: Callable[..., Any], tokens: list[str], lang: str) ->
             hide="weights",
         ),
         Stop(
-            "Still one",
-            "*love* gave {of_you} to the last word. Where does that weight go?",
+            "Still 1",
+            "The weight of *love* for the last word was {of_you}. Where does it go?",
             ("it is lost", "to Hello", "to the others, in proportion"),
             2,
             "To the others, in proportion: {of_i} for *I* became {more}. The mask acts before the "
@@ -603,7 +604,7 @@ def attention_module(steps: Callable[..., Any], tokens: list[str], lang: str) ->
             hide="weights",
         ),
         Stop(
-            "Nothing left",
+            "All masked",
             "Now mask the whole row of *love*: *love* may attend to no word. What is its output?",
             ("NaN", "the mean of all", "zeros"),
             2,

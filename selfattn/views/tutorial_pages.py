@@ -145,7 +145,7 @@ def _first_principles(texts: Texts | None, exercise: bool, lang: str) -> Page:
             lang,
             3,
             title="Attention with projections",
-            tab="Ask, offer, hand over",
+            tab="Query, key, value",
             made_up=made,
             **names,
             **look,

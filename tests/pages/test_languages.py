@@ -4,7 +4,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from sentences import assert_no_sentence_but, assert_of_one_language, assert_translated, said
+from sentences import assert_no_sentence_but, assert_of_one_language, assert_of_terms, assert_translated, said
 
 import selfattn as sa
 from selfattn import views
@@ -16,6 +16,11 @@ VIEWS = Path(views.__file__).parent
 
 def test_files_have_each_sentence_with_its_places_and_no_other():
     assert_translated(said(VIEWS, language.VIEWS), language.VIEWS)
+
+
+@pytest.mark.parametrize("package", [language.VIEWS, "selfattn.diagnosis"])
+def test_sentences_have_the_words_of_the_table_of_terms(package):
+    assert_of_terms(package)
 
 
 def test_each_fault_that_is_diagnosed_has_its_sentence_in_each_language():

@@ -2,10 +2,13 @@
 
 import ast
 import re
+from pathlib import Path
 
 from selfattn.views import language
 
 SENTENCE = re.compile(r"^[*{“]*[A-Z].*[a-z]{2}|[a-z]{2,}[,.:;?!]? [a-z]{2,}")
+
+TERMS = Path(__file__).parents[2] / "selfattn/views/languages/terms.md"
 
 
 def strings(node):
@@ -43,6 +46,27 @@ def assert_translated(sentences, package):
         found = language.read(lang, package)
         assert sentences ^ set(found) == set(), "not in the file, or said by nobody"
         assert [line for line, own in found.items() if not own.strip() or places(line) != places(own)] == []
+
+
+def table(heading):
+    """Return the rows of a table of terms, each cell as its forms, without what is in brackets."""
+    text = TERMS.read_text("utf-8").split(heading)[1]
+    rows = re.findall(r"^\| (.+) \|$", re.sub(r" \(.*?\)", "", text.split("##")[0]), re.MULTILINE)[2:]
+    return [[cell.lower().split(", ") for cell in row.split(" | ")] for row in rows]
+
+
+def assert_of_terms(package):
+    """Sentences have the words of `terms.md`: translations those of their English, and no language one not used."""
+    terms, banned = table("# Terms"), [word for row in table("## Not used") for word in row[0]]
+    for column, lang in enumerate(("de", "fr"), 1):
+        for line, own in language.read(lang, package).items():
+            assert [word for word in banned if re.search(rf"\b{word}\b", f"{line}\n{own}".lower())] == [], (
+                line
+            )
+            for word in {word for row in terms for word in row[0]}:
+                forms = [form for row in terms if word in row[0] for form in row[column]]
+                if re.search(rf"\b{word}\b", re.sub(r"\{\w+", "", line.lower())):
+                    assert any(form in own.lower() for form in forms), (line, own, forms)
 
 
 def assert_no_sentence_but(names, folder, more=""):

@@ -1,6 +1,6 @@
 /*
  * Words at the left and right, and between them a ribbon for every weight, as thick as the weight: the ribbons of a
- * word at the right fill its bar, and the bar of a word at the left shows how much all words take from it.
+ * word at the right fill its bar, and the bar of a word at the left is the sum of the weights for it.
  *
  * All ribbons that are not marked are two paths, one for each colour, so that hundreds of words draw quickly.
  */

@@ -151,7 +151,7 @@ def test_what_attends_to_what_how_strongly_and_what_differs(visit):
             np.testing.assert_allclose(strip(page, role, side), getattr(steps[side], role), atol=0.0051)
         np.testing.assert_allclose(strip(page, "scores", side), steps[side].masked_scores, atol=0.0051)
     caption = page.locator(".sa-see figcaption").first
-    assert caption.inner_text() == "bank gives weight 0.39 to itself and 0.32 to stream and 0.29 to mud."
+    assert caption.inner_text() == "bank gives weight 0.39 to itself, 0.32 to stream and 0.29 to mud."
     lines = page.locator(".sa-out .sa-lines")
     assert lines.get_attribute("aria-label") == (
         "stream bank mud: 0.96, 0.31, 0.26; money bank loan: 0.30, 1.09, 0.18"

@@ -133,8 +133,8 @@ HEAR = (
 def test_the_playground_shows_what_its_python_computes(opened, playground, typed, width, scheme):
     page = opened(playground, width=width, color_scheme=scheme)
     page.evaluate(HEAR)
-    page.get_by_label("What attends").select_option(index=int("Query" in typed))
-    page.get_by_label("A word sees").select_option(index=2 if "Query" in typed else 1)
+    page.get_by_label("Input").select_option(index=int("Query" in typed))
+    page.get_by_label("A word attends to").select_option(index=2 if "Query" in typed else 1)
     for name, value in typed.items():
         page.get_by_label(name, exact=name != "Query").first.fill(value)
     page.locator(".sa-heat td.sa-tinted").nth(1).click()  # closes the pair 0, 1
