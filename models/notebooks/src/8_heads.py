@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 8. What is this head for?
 #
-# Maps of attention show where a head *looks*. What it is *for* shows when you interfere: switch it off, or give it
+# Maps of attention show what a head *attends to*. What it is *for* shows when you interfere: switch it off, or give it
 # what it would have said about another text, and see whether the answer changes. You will find
 #
 # - a pair of heads that carries on a row of letters, in a model that you train here in seconds;
@@ -12,18 +12,18 @@
 #
 # ## What to see
 #
-# The thickness of a ribbon is an attention weight. This head is made by hand: a word asks *where was I before?*, and
-# each word answers for *the word in front of it*. Point at the last *rose*: it looks at the word that came **after**
-# the first *rose*. So the head knows what comes next: *red*.
+# The thickness of a ribbon is an attention weight. This head is made by hand: the query of a word is the word itself,
+# and the key of a word is *the word in front of it*. Point at the last *rose*: it attends to the word **after** the
+# first *rose*. So the head knows what comes next: *red*.
 
 # %%
 import selfattn as sa
 
 words = "rose red sky blue rose".split()
 names = sorted(set(words))
-asks = [[9.0 * (word == name) for name in names] for word in words]
-answers = [[0.0] * len(names), *asks[:-1]]  # each word answers for the one before
-sa.views.steps_page(sa.attention_steps(asks, answers, asks, is_causal=True), words)
+query = [[9.0 * (word == name) for name in names] for word in words]
+key = [[0.0] * len(names), *query[:-1]]  # each key is the word before
+sa.views.steps_page(sa.attention_steps(query, key, query, is_causal=True), words)
 
 # %% [markdown]
 # Such a head is called an **induction head**. No one puts it into a model by hand. Does one come by itself?
@@ -150,8 +150,8 @@ sa.views.steps_page(
 # %% [markdown]
 # ## It takes two
 #
-# How can a letter answer for the letter before it? It must know that letter: a head of **layer 0** has told it.
-# Switch that head off, and the induction head in layer 1, which nobody touched, no longer knows where to look:
+# How can a letter have the letter before it as its key? It must know that letter: a head of **layer 0** has told it.
+# Switch that head off, and the induction head in layer 1, which nobody touched, no longer knows what to attend to:
 
 # %%
 _, after_without = looks(model.steps(ids, Change.off(0, PREVIOUS)))
@@ -223,7 +223,7 @@ for head in range(9):
 
 # %% [markdown]
 # One head decides it: with its word from the other text, the model says *John*. Here are all 270 heads. Choose layer
-# 23, head 3, and then head 0. Where does the last word look?
+# 23, head 3, and then head 0. What does the last word attend to?
 
 # %%
 sa.views.explorer(smol, TEXT, heads_off=False)
@@ -231,8 +231,8 @@ sa.views.explorer(smol, TEXT, heads_off=False)
 # %% [markdown]
 # ## *Not this one!* and *this one!*
 #
-# What do the two heads do? First: in four sentences, with other names, how much does the last word look at the name
-# that was said **once**, and how much at the second mention of the name that was said **twice**?
+# What do the two heads do? First: in four sentences, with other names, how much does the last word attend to the name
+# that was said **once**, and how much to the second mention of the name that was said **twice**?
 
 # %%
 SENTENCES = {
@@ -264,11 +264,11 @@ for head in (FORBIDS, COPIES):
     print(f"layer {LAYER}, head {head} adds to Mary, said once, {add[head, 0]:+.1f}, to John {add[head, 1]:+.1f}")
 
 # %% [markdown]
-# - **Head 3** looks at the name that has just been said again, and says *not this one*: it does not copy, it forbids.
-# - **Head 0** looks at the name that was said once, and says *this one*: it **copies a name**.
+# - **Head 3** attends to the name that has just been said again, and says *not this one*: it does not copy, it forbids.
+# - **Head 0** attends to the name that was said once, and says *this one*: it **copies a name**.
 #
 # Whoever looks for a head that copies finds one. But this model leans more on the other way, to forbid the wrong
-# name, and only interfering shows that: in a map of attention both heads just look at a name. (In GPT-2 Wang and
+# name, and only interfering shows that: in a map of attention both heads just attend to a name. (In GPT-2 Wang and
 # others found heads of both kinds: *Interpretability in the Wild*, 2022.)
 #
 # ## And without them?
@@ -285,7 +285,7 @@ for heads, ahead in zip(("head 3", "head 0", "both"), without, strict=True):
 #
 # *Your turn:*
 #
-# - In the small model layer 0 head 0 counts as well. What does it look at? Show it as you have shown the induction
+# - In the small model layer 0 head 0 counts as well. What does it attend to? Show it as you have shown the induction
 #   head.
 # - Without `heads_off=False` the page also switches off each head, in half a minute. Another one matters most: layer 1,
 #   head 5. Why does patching not find it? (It says the same in both texts.)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sentences import assert_no_sentence_but, assert_of_one_language, assert_translated, said
+from sentences import assert_no_sentence_but, assert_of_one_language, assert_of_terms, assert_translated, said
 
 from selfattn import views
 from selfattn.views import language
@@ -21,6 +21,10 @@ def test_files_have_each_sentence_with_its_places_and_no_other():
     assert_translated(
         said(PAGES, PACKAGE) - set(language.entries("de")), PACKAGE
     )  # which the core has translated
+
+
+def test_sentences_have_the_words_of_the_table_of_terms():
+    assert_of_terms(PACKAGE)
 
 
 def test_no_script_and_no_markup_has_a_sentence_of_its_own():

@@ -76,8 +76,8 @@ def test_two_texts(opened):
     box = page.locator(".sa-large-map canvas").nth(0).bounding_box()
     page.mouse.move(box["x"] + box["width"] * 2.5 / 8, box["y"] + box["height"] * 5.5 / 8)
     said = page.locator(".sa-line").first.inner_text()
-    assert said.startswith("A river gives ") and "to sat" in said and "B old gives" in said
-    numbers = [float(part.split(" gives ")[1].split(" ")[0]) for part in said.split(" · ")]
+    assert said.startswith("A river gives weight ") and "to sat" in said and "B old gives weight" in said
+    numbers = [float(part.split(" gives weight ")[1].split(" ")[0]) for part in said.split(" · ")]
     np.testing.assert_allclose(numbers, [each.weights[0, 5, 2] for each in steps], rtol=0, atol=0.000515)
     # Another word: the other text follows where it has the word, else at the same place.
     page.locator(".sa-text").nth(0).get_by_role("button", name="the").click()

@@ -62,7 +62,7 @@ def test_every_sentence_of_an_explorer_is_so(opened, kind):
             assert numbers and numbers[0] != "0.00"
             if why.startswith("largest weight"):
                 word, number, source, letter = re.fullmatch(
-                    r"(\w+) gives (\S+) to (\w+)(?: \(([AB])\))?", says
+                    r"(\w+) gives weight (\S+) to (\w+)(?: \(([AB])\))?", says
                 ).groups()
                 assert (letter is None) == (kind != "two texts")
                 side = int(letter == "B")
