@@ -162,7 +162,7 @@ def test_what_attends_to_what_how_strongly_and_what_differs(visit):
     assert figures(page) == two(steps[0].weights[2])
     words.nth(0).hover()  # stream, at the left: which words attend to it
     assert figures(page) == two(steps[0].weights[:, 0])
-    taken = "To stream: stream gives 0.40, mud gives 0.38 and bank gives 0.32."
+    taken = "To stream: 0.40 from stream, 0.38 from mud and 0.32 from bank."
     assert caption.inner_text().startswith(taken)
     page.locator(".sa-strip .sa-is-output[data-side='1'] td.sa-tinted").nth(4).hover()
     name, formula, result = re.split(" = | ≈ ", page.locator(".sa-sums").inner_text())
