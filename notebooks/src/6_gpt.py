@@ -141,7 +141,7 @@ for seed in range(4):
 # ## Look inside
 #
 # How does the model know what comes next? After *killed the* it must predict *rat*, and after *worried the* it must
-# predict *cat*, although the last word is the same. `model.layers[0].self_attn` is the attention of the first layer,
+# predict *cat*, although the last word is the same. `model.layers[0].self_attn` is the attention of layer 0,
 # and returns its weights too. The input of a layer is the output of the layer before it.
 
 

@@ -205,12 +205,12 @@ for word, other in [("food", "room"), ("good", "awful"), ("music", "film"), ("no
 
 # %% [markdown]
 # Without *not*, or with another word after it, the predicted class is the opposite. The words about the food change
-# little, though the first layer attends to their *was*: what comes before *but* does not count.
+# little, though layer 0 attends to their *was*: what comes before *but* does not count.
 #
 # *Your turn:*
 #
 # - Leave out the places (`self.places`). Which reviews does the model get wrong now, and why?
 # - Use one head, or one layer. Is that enough for *not*, and for *but*?
-# - Give `review` sentences with two *not*: *not not good*. What must the second layer do?
+# - Give `review` sentences with two *not*: *not not good*. What must layer 1 do?
 #
 # Next: [what is this head for?](../models/notebooks/8_heads.ipynb)
