@@ -207,7 +207,7 @@ def test_all_pages_link_to_each_other(tmp_path, opened, run, monkeypatch):
     assert opened == [(tmp_path / "class" / "index.html").as_uri()]
     start, *others = sorted((tmp_path / "class").iterdir(), key=lambda path: path.name != "index.html")
     links = [a["href"] for tag, a in Reader(start.read_text(encoding="utf-8")).elements if tag == "a"]
-    assert sorted(links) == sorted(path.name for path in others) and len(links) == 10
+    assert sorted(links) == sorted(path.name for path in others) and len(links) == 11
     for path in others:
         elements = Reader(path.read_text(encoding="utf-8")).elements
         assert [a["href"] for tag, a in elements if tag == "link" and a["rel"] == "up"] == ["index.html"]

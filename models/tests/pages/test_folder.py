@@ -18,7 +18,7 @@ def test_all_pages_are_written_and_link_to_each_other(live, tmp_path, request, r
     kernels = request.getfixturevalue("kernels") if live else tmp_path / "not built"
     monkeypatch.setattr(live_pages, "KERNELS", kernels)
     run("pages", tmp_path / "class")
-    names = [*OF_THE_CORE, "explorer"]
+    names = [*OF_THE_CORE, "teacher", "explorer"]
     if live:
         names += ["training", "playground", "gpt", "encoder"]
     found = {
