@@ -62,7 +62,7 @@ _COMMANDS = {
 
 
 # Plugins that are no commands: commands of this package use them for an option.
-_OF_OTHERS = ("train.from", "info.file")
+_OF_OTHERS = ("train.from", "info.file", "pages.model")
 
 
 class Style:

@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from selfattn import _disk, views
 from selfattn._disk import LONGEST_NAME
-from selfattn._extras import models_module
 from selfattn.cli import streams
 from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError
+from selfattn.cli.plugins import load_plugin
 from selfattn.functional._options import StepsOptions, names_of
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import layer_steps
@@ -262,7 +262,7 @@ def _packs(models: Sequence[Path]) -> dict[str, bytes]:
         name = re.sub(r"[^\w.-]+", "-", os.path.basename(os.path.abspath(path)).removesuffix(".gguf"))
         if name in found:
             raise UsageError(f"two models have the name {name}")
-        packed = models_module("selfattn pages --model", "selfattn_models.packs").packed
+        packed = load_plugin("pages.model", "selfattn pages --model")
         found[name] = packed(path, name)
         streams.tell(f"selfattn pages: {path}: a pack of {len(found[name]) / 1e6:.1f} MB")
     return found

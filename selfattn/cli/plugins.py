@@ -1,7 +1,7 @@
 """Commands of other packages, which they name in the entry-point group ``selfattn.commands``.
 
-``train.gpt`` is ``selfattn train gpt``; ``train.from`` and ``info.file`` are what commands of the core do with an
-option.
+``train.gpt`` is ``selfattn train gpt``; ``train.from``, ``info.file`` and ``pages.model`` are what commands of the core
+do with an option.
 """
 
 from __future__ import annotations
