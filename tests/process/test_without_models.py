@@ -56,6 +56,7 @@ COMMANDS = {
     "train gpt x.txt --out z": "train gpt",
     "train x.txt --from y --out z": "train --from",
     "info x.gguf": "info FILE.gguf",
+    "pages class --model m": "pages --model",
 }
 
 
