@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from selfattn import _disk
 from selfattn.views.document import POLICY, Document, drawn_by_script
@@ -69,8 +69,11 @@ class LivePage(Document):
     )
 
 
+_Page = TypeVar("_Page", bound=LivePage)
+
+
 def live_page(
-    kind: type[LivePage],
+    kind: type[_Page],
     name: str,
     texts: Mapping[str, str],
     kernels: Kernels,
@@ -78,7 +81,7 @@ def live_page(
     data: Mapping[str, Any],
     package: str = VIEWS,
     svg: str = "",
-) -> Any:
+) -> _Page:
     """Return the page ``sa-name``, of a ``kind``, whose script gets its captions, the kernels and ``data``.
 
     ``package`` has its languages.
@@ -187,8 +190,7 @@ def language_page(
 ) -> GPTPage:
     """Return the page of a language model's pack, which :func:`packs.pack_data` has made data."""
     data = {**pack, "prompt": prompt, "tour": in_language(TOUR, lang)}
-    page: GPTPage = live_page(kind, "gpt", GPT_TEXTS, kernels, lang, data, svg=svg)
-    return page
+    return live_page(kind, "gpt", GPT_TEXTS, kernels, lang, data, svg=svg)
 
 
 def _gpt(kernels: Kernels, lang: str) -> Document:
