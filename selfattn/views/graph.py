@@ -45,11 +45,7 @@ class Node:
     options: dict[str, Any]
     block: str  # the name of the block, if there are several
     head: str
-
-    @property
-    def editable(self) -> bool:
-        """Whether it is given, not computed."""
-        return self.op == "given"
+    editable: bool  # whether it is given, not computed
 
 
 @dataclass
@@ -201,7 +197,7 @@ class Graph:
             return node
         full = f"{node}~{self.side}" if self.side else node
         self.nodes[full] = Node(
-            full, called or name, data, rows, columns, op, args, options, self.block, head
+            full, called or name, data, rows, columns, op, args, options, self.block, head, op == "given"
         )
         self.numbers += data.size
         return full

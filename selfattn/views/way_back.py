@@ -123,7 +123,7 @@ def way_back_page(
         return {node}.union(*map(behind, graph.nodes[node].args))
 
     kept = set().union(*(behind(node) for pair in shown.values() for node in pair))
-    graph.nodes = {name: node for name, node in graph.nodes.items() if name in kept}
+    graph.nodes, graph.stages = {name: node for name, node in graph.nodes.items() if name in kept}, {}
     row = int(np.abs(wish).sum(axis=1).argmax()) if wish.size else 0
     stops = _stops(captions, graph, stages, row)
     data = Drawing(graph, [], captions, False, 3, MOST_ROWS).data() | {
@@ -199,7 +199,7 @@ def _add_gradients(graph: Graph, stages: dict[str, str], scale: str, wish: Array
         add("x", np.sum(parts, axis=0), "add", "dxQ", "dxK", "dxV")
     else:
         for node in sources:  # their numbers can be changed
-            node.op, node.args = "given", ()
+            node.op, node.args, node.editable = "given", (), True
 
 
 def _stops(texts: dict[str, str], graph: Graph, stages: dict[str, str], row: int) -> list[Stop]:
