@@ -18,7 +18,7 @@ import { Words } from "./words.js";
 
 /**
  * @typedef {object} WayBackData
- * @property {Record<string, [string, string]>} stages the nodes of each matrix and of its gradient
+ * @property {Record<string, [string, string]>} pairs the nodes of each matrix and of its gradient
  * @property {string} scale the node of the scale
  * @property {number} row
  * @property {(Stop & { stage: number })[]} stops
@@ -47,7 +47,7 @@ class WayBackPage {
 
   /** @param {HTMLElement} root @param {WayBackData & PageData} data */
   constructor(root, data) {
-    const { captions, labels, stages, stops } = data;
+    const { captions, labels, pairs, stops } = data;
     this.root = root;
     this.data = data;
     this.numbers = new Numbers(data);
@@ -55,7 +55,7 @@ class WayBackPage {
     this.scale = this.numbers.node(data.scale);
     this.row = data.row;
     this.zeros = labels.t0.map(() => element("span", {}, "Σ = 0"));
-    this.columns = Object.entries(stages).map(([name, ids], n) => this.column(name, ids, n));
+    this.columns = Object.entries(pairs).map(([name, ids], n) => this.column(name, ids, n));
     this.byName = Object.fromEntries(this.columns.map((column) => [column.name, column]));
     this.cell = { column: this.byName.S, i: data.row, j: 0 }; // the number that is checked
     this.rows = labels.t0.map((token, i) => button({ onclick: () => {

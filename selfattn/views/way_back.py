@@ -127,7 +127,7 @@ def way_back_page(
     row = int(np.abs(wish).sum(axis=1).argmax()) if wish.size else 0
     stops = _stops(captions, graph, stages, row)
     data = Drawing(graph, [], captions, False, 3, MOST_ROWS).data() | {
-        "stages": shown,
+        "pairs": shown,
         "scale": ids["scale"],
         "row": row,
         "stops": [asdict(stop) for stop in stops],

@@ -27,7 +27,7 @@ def matrices(page):
         node["id"]: np.frombuffer(base64.b64decode(node["data"])).reshape(node["shape"])
         for node in data["nodes"]
     }
-    pairs = data["stages"].items()
+    pairs = data["pairs"].items()
     return {name: nodes[pair[0]] for name, pair in pairs} | {
         f"d{name}": nodes[pair[1]] for name, pair in pairs
     }
