@@ -179,7 +179,7 @@ class WayBackPage {
 
   /** @type {(stop: (Stop & { stage: number }) | null, open: boolean) => void} */
   stop(stop, open) {
-    this.now = stop ? stop.stage : -1;
+    this.now = stop?.stage ?? -1;
     this.shown = stop ? stop.stage + Number(open) : WAY.length;
     this.look.style.visibility = open ? "" : "hidden"; // it answers a question
     this.draw();
@@ -210,8 +210,10 @@ class WayBackPage {
       column.heading.classList.toggle("sa-now", at === this.now);
     }
     this.balance.toggleAttribute("data-later", S.at >= shown);
-    this.zeros.forEach((zero, i) => zero.classList.toggle("sa-on", i === row));
-    this.rows.forEach((button, i) => (button.ariaPressed = String(i === row)));
+    this.rows.forEach((button, i) => {
+      button.ariaPressed = String(i === row);
+      this.zeros[i].classList.toggle("sa-on", i === row);
+    });
     const scale = this.scale.now.at(0, 0), isSaturated = Math.max(...P.nodes[0].now.row(row)) > SATURATED;
     this.slider.value = String(scale);
     this.scaleText.textContent = `× ${figure(scale, 2)}${isSaturated ? `: ${captions.saturated}` : ""}`;
