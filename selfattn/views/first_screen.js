@@ -8,7 +8,7 @@
 import { dot, filled, fixed, largest, Matrix, range } from "./compute.js";
 import { Heat } from "./kit/heat.js";
 import { button, element, listed, phrase, wordOf } from "./kit/page.js";
-import { HeatMap, NumberLines, palette } from "./kit/pictures.js";
+import { HeatMap, NumberLines, pixelColours } from "./kit/pictures.js";
 import { Ribbons } from "./kit/ribbons.js";
 import { OPS } from "./operations.js";
 
@@ -16,6 +16,7 @@ import { OPS } from "./operations.js";
 /** @typedef {import("./kit/page.js").Place} Place */
 /** @typedef {import("./kit/pictures.js").Kind} Kind */
 /** @typedef {import("./kit/pictures.js").Mark} Mark */
+/** @typedef {import("./kit/pictures.js").PixelColours} PixelColours */
 /** @typedef {import("./kit/ribbons.js").Chosen} Chosen */
 /** @typedef {import("./numbers.js").NodeOfPage} NodeOfPage */
 /** @typedef {import("./steps.js").View} View */
@@ -44,7 +45,7 @@ export class FirstScreen {
   grouped = false; // the strip
   fitted = -1; // the width for which the strip was filled
   /** @type {{ size: string, room: number } | undefined} */ measured = undefined;
-  /** @type {Record<string, string[]>[] | undefined} of both sides */ colours = undefined;
+  /** @type {PixelColours | undefined} */ colours = undefined;
 
   /** @param {View} view @param {HeadData[]} heads */
   constructor(view, heads) {
@@ -554,7 +555,7 @@ export class FirstScreen {
   /** @param {Chosen} chosen */
   drawStrip({ kind, index }) {
     const row = kind === "to" ? index : -1;
-    const colours = (this.colours ??= this.sides.map((side) => palette(this.ribbons[side].node)));
+    const colours = (this.colours ??= pixelColours(this.node));
     const docked = this.dock.hasAttribute("data-shown");
     for (const role of ROLES) {
       const nodes = this.sides.flatMap((side) => this.nodeOf(side, role) ?? []);
@@ -572,12 +573,12 @@ export class FirstScreen {
             moved: (i, j) => this.view.numbers.moved(node, i, j),
           });
         } else {
-          made.update({ matrix: this.seen(node), size, row: own, colours: colours[side] });
+          made.update({ matrix: this.seen(node), size, row: own, colours });
         }
         if (docked) {
           this.tiny
             ?.get(`${side} ${role}`)
-            ?.update({ matrix: this.seen(node), size, row: own, colours: colours[side] });
+            ?.update({ matrix: this.seen(node), size, row: own, colours });
         }
       }
     }

@@ -160,6 +160,8 @@ export class ExplorerPage {
     );
     const model =
       data.name && filled(captions.model, { name: data.name, layers: data.heads.length, heads: this.grid.all.length });
+    root.style.setProperty("--heads", String(Math.max(...data.heads)));
+    root.style.setProperty("--letters", String(this.grid.letters));
     root.replaceChildren(
       this.top(model),
       texts,
@@ -486,14 +488,12 @@ export class ExplorerPage {
         const part = element(
           "i",
           { className: n ? "" : "sa-most" },
-          habit.shares[k] > 0.115 ? `${captions[`kind.${data.names[k]}`]} ${fixed(habit.shares[k], 2)}` : "",
+          `${captions[`kind.${data.names[k]}`]}\u00a0${fixed(habit.shares[k], 2)}`,
         );
         part.style.flex = String(habit.shares[k]);
         return part;
       }),
     );
-    // No half words.
-    for (const part of this.shares.children) if (part.scrollWidth > part.clientWidth) part.replaceChildren();
     this.texts.forEach((text, side) => {
       const pointed = this.pointed && this.pointed.side === side ? this.pointed.chosen : null;
       /** @type {Chosen} */

@@ -5,7 +5,7 @@
 
 import { dot, filled, fixed, Matrix, normalise, range } from "../../../selfattn/views/compute.js";
 import {
-  button, chooser, destination, element, isForeign, moveFocus, phrase, placeIn, wordOf,
+  button, chooser, destination, element, inSlices, isForeign, moveFocus, phrase, placeIn, wordOf,
 } from "../../../selfattn/views/kit/page.js";
 import { drawBars, paint } from "../../../selfattn/views/kit/pictures.js";
 
@@ -73,9 +73,10 @@ export class TextData {
     const known = this.kept.get(n), stored = this.stored.layers[layer];
     if (known) return known.row(i);
     if (!("weights" in stored)) return this.softmax(stored, head, i);
-    const from = (head * this.rows + i) * this.columns;
-    const one = stored.weights.type === "f4" ? 1 : 65535;
-    return Float64Array.from(numbersOf(this.bytes, stored.weights).subarray(from, from + this.columns), (w) => w / one);
+    const from = (head * this.rows + i) * this.columns, weights = numbersOf(this.bytes, stored.weights);
+    const one = stored.weights.type === "f4" ? 1 : 65535, row = new Float64Array(this.columns);
+    for (let j = 0; j < row.length; j++) row[j] = weights[from + j] / one;
+    return row;
   }
 
   /**
@@ -143,6 +144,7 @@ export class TextData {
 /** All heads as small maps, a row for each layer; one can be chosen, and heads with other habits can be dimmed. */
 export class HeadGrid {
   /** @type {string | null} */ only = null;
+  frame = 0;
 
   /**
    * @param {ExplorerData} data
@@ -193,7 +195,6 @@ export class HeadGrid {
       ]),
     );
     if (lens) this.node.classList.add("sa-with-lens");
-    this.node.style.setProperty("--heads", String(widest));
     this.node.addEventListener("keydown", (event) => {
       const n = this.buttons.findIndex((button) => button === event.target);
       if (n < 0 || isForeign(event)) return;
@@ -213,6 +214,7 @@ export class HeadGrid {
    */
   renew({ habits, captions }, texts, choose) {
     Object.assign(this, { habits: habits.flat(), captions, texts, choose });
+    this.letters = Math.max(...this.all.map((_, n) => this.kindOf(n).length));
     this.all.forEach((head, n) => {
       this.kinds[n].textContent = this.kindOf(n);
       this.buttons[n].ariaLabel = this.buttons[n].title = `${this.nameOf(head)}: ${this.kindOf(n)}`;
@@ -262,7 +264,7 @@ export class HeadGrid {
   }
 
   /**
-   * Mark the chosen head, and paint all maps if `repaint`.
+   * Mark the chosen head, and paint all maps if `repaint`: the first ones at once.
    * @type {(state: { chosen: Head, mode: Mode, words: number[], colours: PixelColours, repaint: boolean }) => void}
    */
   update({ chosen, mode, words, colours, repaint }) {
@@ -271,8 +273,8 @@ export class HeadGrid {
       this.buttons[n].ariaSelected = String(on);
       this.buttons[n].tabIndex = on ? 0 : -1;
       this.buttons[n].classList.toggle("sa-dim", this.only !== null && this.habits[n].kind !== this.only);
-      if (repaint) this.paint(head, mode, words, colours);
     });
+    if (repaint) inSlices(this, this.all, (head) => this.paint(head, mode, words, colours));
   }
 
   /** @type {(head: Head, mode: Mode, words: number[], colours: PixelColours) => void} */
@@ -283,15 +285,14 @@ export class HeadGrid {
       const rows = this.texts.map((text, side) => text.row(head, words[side]));
       const columns = Math.min(Math.max(...rows.map((row) => row.length)), 48),
         thick = Math.max(1, Math.round(columns / (3 * rows.length)));
-      const gap = rows.length > 1 ? 1 : 0;
-      return paint(canvas, rows.length * thick + gap, columns, (i, j) => {
-        const side = i < thick ? 0 : i < thick + gap ? -1 : 1;
-        if (side < 0) return colours.paper;
-        const row = rows[side],
-          from = Math.floor((j * row.length) / columns),
+      const gap = rows.length > 1 ? 1 : 0, shades = rows.map((row, side) => range(columns).map((j) => {
+        const from = Math.floor((j * row.length) / columns),
           to = Math.max(from + 1, Math.floor(((j + 1) * row.length) / columns));
         return colours.weight(side, Math.max(...row.subarray(from, to)));
-      });
+      }));
+      return paint(canvas, rows.length * thick + gap, columns, (i, j) =>
+        i < thick ? shades[0][j] : i < thick + gap ? colours.paper : shades[1][j],
+      );
     }
     const side = mode === "1" ? 1 : 0, { rows, columns, bytes } = this.texts[side].smallMap(head);
     if (mode !== "difference") {

@@ -280,7 +280,7 @@ class MapPage {
         name = text.length > LETTERS_OF_NAME ? `${text.slice(0, LETTERS_OF_NAME)}…` : text,
         [x, y] = this.place(n),
         wide = context.measureText(name).width;
-      const left = x + wide + 12 < this.wide ? x + 9 : x - wide - 9;
+      const left = x + wide + 16 < this.wide ? x + 14 : x - wide - 14;
       if (
         left < 0 ||
         taken.length >= NAMED ||

@@ -270,11 +270,35 @@ export const bring = (target, block) => target.scrollIntoView({ block, behavior:
 
 export const isStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
+const BUSY = 12; // milliseconds of a long job, after which the page answers
+const PIECE = 2 ** 18; // letters of base64 that are read at a time: whole groups of four
+
 /** @type {(base64: string) => Promise<ArrayBuffer>} the bytes of a page, which are deflated and in base64 */
-export async function inflate(base64) {
-  const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+export function inflate(base64) {
   const { DecompressionStream } = /** @type {any} */ (globalThis);
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+  let at = 0;
+  const pieces = new ReadableStream({ pull: async (to) => {
+    if (at) await new Promise((on) => setTimeout(on)); // so that the page answers between pieces
+    const text = atob(base64.slice(at, (at += PIECE))), bytes = new Uint8Array(text.length);
+    for (let n = 0; n < bytes.length; n++) bytes[n] = text.charCodeAt(n);
+    to.enqueue(bytes);
+    if (at >= base64.length) to.close();
+  } });
+  return new Response(pieces.pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+}
+
+/**
+ * Do something with each item, in slices of one frame each; a new call with the same `own` ends the last one.
+ * @type {<T>(own: { frame: number }, items: T[], act: (item: T) => void) => void}
+ */
+export function inSlices(own, items, act) {
+  let n = 0;
+  cancelAnimationFrame(own.frame);
+  const slice = () => {
+    for (const end = performance.now() + BUSY; n < items.length && performance.now() < end; n++) act(items[n]);
+    if (n < items.length) own.frame = requestAnimationFrame(slice);
+  };
+  slice();
 }
 
 /**

@@ -35,51 +35,36 @@ function toneOf(value, kind) {
   return value < 0 ? "minus" : "plus";
 }
 
-const STRENGTHS = 32;
-
 /**
- * The colours that a canvas needs, read from the style of an element that is in the page: for each tone, from weak to
- * strong.
- * @param {HTMLElement} place inside the view, and inside the text's side
- * @returns {Record<string, string[]>}
- */
-export function palette(place) {
-  const probe = element("i", { className: "sa-tinted" });
-  place.append(probe);
-  /** @type {Record<string, string[]>} */
-  const found = {};
-  for (const tone of ["plus", "minus", "share", "open", "closed", "none"]) {
-    probe.dataset.tone = tone;
-    found[tone] = Array.from({ length: STRENGTHS + 1 }, (_, n) => {
-      probe.style.setProperty("--strength", String(n / STRENGTHS));
-      return getComputedStyle(probe).backgroundColor;
-    });
-  }
-  probe.remove();
-  return found;
-}
-
-/**
- * Colours as a canvas holds them, one number each: of weights, for both texts, and of differences.
+ * Colours as a canvas holds them, one number each: of weights, for both texts, of differences, and of `tint`.
  * @param {HTMLElement} root
  */
 export function pixelColours(root) {
-  const probe = element("i");
+  const probe = element("i", { className: "sa-tinted" }), { style } = probe;
+  const context = element("canvas", { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
   root.append(probe);
-  const rgb = (/** @type {string} */ name) => {
-    probe.style.color = `var(${name})`;
-    const context = element("canvas", { width: 1, height: 1 }).getContext("2d");
+  const rgb = (/** @type {string} */ colour) => {
+    style.background = colour;
     if (!context) return [0, 0, 0];
-    context.fillStyle = getComputedStyle(probe).color;
+    context.fillStyle = getComputedStyle(probe).backgroundColor;
     context.fillRect(0, 0, 1, 1);
     return [...context.getImageData(0, 0, 1, 1).data.subarray(0, 3)];
   };
-  const panel = rgb("--panel"), texts = [rgb("--text0"), rgb("--text1")], paper = rgb("--paper");
+  const panel = rgb("var(--panel)"), texts = [rgb("var(--text0)"), rgb("var(--text1)")], paper = rgb("var(--paper)");
+  style.setProperty("--strength", "1");
+  const whole = (/** @type {string} */ tone, side = 0) => {
+    Object.assign(probe.dataset, { tone, side });
+    return rgb("");
+  };
+  const tones = ["plus", "minus", "open", "closed", "none"].map((tone) => [tone, whole(tone)]),
+    shares = range(2).map((side) => whole("share", side));
   probe.remove();
   const packed = (/** @type {number[]} */ [red, green, blue]) => red | (green << 8) | (blue << 16) | (255 << 24);
   const mixed = (/** @type {number[]} */ to, /** @type {number} */ part) =>
     packed(panel.map((from, n) => Math.round(from + (to[n] - from) * part)));
-  const scale = texts.map((to) => range(256).map((n) => mixed(to, n / 255)));
+  const scaled = (/** @type {number[]} */ to) => range(256).map((n) => mixed(to, n / 255));
+  const scale = texts.map(scaled), share = shares.map(scaled);
+  const scales = Object.fromEntries(tones.map(([tone, to]) => [tone, scaled(/** @type {number[]} */ (to))]));
   return {
     paper: packed(paper),
     /** @param {number} side @param {number} root of a weight, times 255 */
@@ -89,6 +74,9 @@ export function pixelColours(root) {
     /** @param {number} difference −1 to 1 */
     difference: (difference) =>
       scale[difference < 0 ? 0 : 1][Math.round(255 * Math.min(1, Math.abs(difference)) ** 0.75)],
+    /** @type {(value: number, size: number, kind: Kind, side: number) => number} as `tint` */
+    tint: (value, size, kind, side) =>
+      (kind === "share" ? share[side] : scales[toneOf(value, kind)])[Math.round(255 * strengthOf(value, size))],
   };
 }
 
@@ -98,8 +86,9 @@ export function pixelColours(root) {
  * @type {(canvas: HTMLCanvasElement, rows: number, columns: number, colour: (i: number, j: number) => number) => void}
  */
 export function paint(canvas, rows, columns, colour) {
-  canvas.width = Math.max(1, columns);
-  canvas.height = Math.max(1, rows);
+  for (const [side, n] of /** @type {const} */ ([["width", columns], ["height", rows]])) {
+    if (canvas[side] !== Math.max(1, n)) canvas[side] = Math.max(1, n); // a set size is a new canvas
+  }
   const context = canvas.getContext("2d");
   if (!context || !rows || !columns) return;
   const image = context.createImageData(columns, rows), pixels = new Int32Array(image.data.buffer);
@@ -154,21 +143,14 @@ export class HeatMap extends Picture {
    * @param {Matrix} state.matrix a new one whenever its numbers change
    * @param {number} state.size
    * @param {number} [state.row] is marked
-   * @param {Record<string, string[]>} [state.colours] of `palette`, if many maps share them
+   * @param {PixelColours} state.colours
    */
-  update({ matrix, size, row = -1, colours = palette(this.node) }) {
-    const { rows, columns, kind = "signed" } = this.options;
+  update({ matrix, size, row = -1, colours }) {
+    const { rows, columns, kind = "signed", side = 0 } = this.options, wanted = [matrix, size, colours];
     this.outline(row);
-    const context = this.canvas.getContext("2d"), wanted = [matrix, size, colours];
-    if (!context || wanted.every((each, n) => each === this.painted[n])) return;
+    if (wanted.every((each, n) => each === this.painted[n])) return;
     this.painted = wanted;
-    for (let i = 0; i < rows; i++) {
-      for (let j = 0; j < columns; j++) {
-        const value = matrix.at(i, j);
-        context.fillStyle = colours[toneOf(value, kind)][Math.round(strengthOf(value, size) * STRENGTHS)];
-        context.fillRect(j, i, 1, 1);
-      }
-    }
+    paint(this.canvas, rows, columns, (i, j) => colours.tint(matrix.at(i, j), size, kind, side));
   }
 }
 

@@ -5,7 +5,7 @@
 
 import { filled, fixed, Matrix, range } from "../compute.js";
 import { button, chooser, element, phrase, shape, start } from "../kit/page.js";
-import { HeatMap } from "../kit/pictures.js";
+import { paint, Picture, pixelColours } from "../kit/pictures.js";
 import { Ribbons } from "../kit/ribbons.js";
 import { KernelPage } from "./kernel_page.js";
 import { trainingJobs } from "./training.js";
@@ -19,7 +19,7 @@ const HEAD_HIGH = 380; // pixels of the ribbons of a head
 const MOST_LISTED = 3; // letters to which a letter gives most weight
 const RATES = ["0.0003", "0.001", "0.003", "0.01"];
 
-/** @typedef {{ map: HeatMap, node: HTMLButtonElement }} HeadPicture */
+/** @typedef {{ map: Picture, node: HTMLButtonElement }} HeadPicture */
 
 class TrainingPage extends KernelPage {
   /** @type {number[]} */ losses = [];
@@ -34,6 +34,7 @@ class TrainingPage extends KernelPage {
   constructor(root, data, wasm) {
     super(root, data, wasm);
     const { captions } = data;
+    this.colours = pixelColours(root);
     this.text = element("textarea", {
       rows: 6,
       spellcheck: false,
@@ -91,8 +92,12 @@ class TrainingPage extends KernelPage {
           this.written,
         ),
       ),
-      element("section", { ariaLabel: captions["all heads"] }, element("h2", {}, captions["all heads"]), this.grid),
-      element("section", { ariaLabel: captions["one head"] }, this.takes, this.large),
+      element(
+        "div",
+        { className: "sa-fields sa-shown" },
+        element("section", { ariaLabel: captions["all heads"] }, element("h2", {}, captions["all heads"]), this.grid),
+        element("section", { ariaLabel: captions["one head"] }, this.takes, this.large),
+      ),
       this.built,
     );
     this.begin();
@@ -177,7 +182,7 @@ class TrainingPage extends KernelPage {
   }
 
   recolour() {
-    for (const { map } of this.thumbs) map.painted = [];
+    this.colours = pixelColours(this.root);
     this.draw();
   }
 
@@ -216,7 +221,8 @@ class TrainingPage extends KernelPage {
 
   /** @type {(head: number, n: number) => HeadPicture} a small map that chooses its head */
   thumb(head, n) {
-    const map = new HeatMap({ name: this.named(head), rows: n, columns: n, kind: "share" });
+    const map = new Picture({ name: this.named(head), rows: n, columns: n });
+    map.outline(-1);
     const choose = () => {
       this.chosen = head;
       this.draw();
@@ -227,20 +233,21 @@ class TrainingPage extends KernelPage {
   /** @param {number} head @returns its weights */
   weightsOf(head) {
     const { tokens: { length: n }, weights } = /** @type {Look} */ (this.look);
-    return new Matrix(n, n, Float64Array.from(weights.subarray(head * n * n, (head + 1) * n * n)));
+    return Matrix.of(n, n, (i, j) => weights[(head * n + i) * n + j]);
   }
 
   draw() {
-    const { look, ribbons, thumbs, captions, selected } = this;
+    const { look, ribbons, thumbs, captions, selected, colours } = this;
     if (!look || !ribbons || !selected) return;
+    const n = look.tokens.length;
     this.chosen = Math.min(this.chosen, thumbs.length - 1);
     thumbs.forEach(({ map, node }, k) => {
-      map.update({ matrix: this.weightsOf(k), size: 1 });
+      paint(map.canvas, n, n, (i, j) => colours.weight(0, look.weights[(k * n + i) * n + j]));
       node.ariaPressed = String(k === this.chosen);
     });
-    const weights = this.weightsOf(this.chosen), row = selected.kind === "to" ? selected.index : look.tokens.length - 1;
+    const weights = this.weightsOf(this.chosen), row = selected.kind === "to" ? selected.index : n - 1;
     ribbons.update({ weights, selected });
-    const likeliest = range(look.tokens.length)
+    const likeliest = range(n)
       .sort((a, b) => weights.at(row, b) - weights.at(row, a))
       .slice(0, MOST_LISTED);
     const list = likeliest

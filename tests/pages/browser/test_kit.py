@@ -38,7 +38,7 @@ const map = new HeatMap({
   name: "map", rows: 2, columns: 3, point: (place) => heard.push(place && [place.i, place.j]),
 });
 root.append(map.node);
-map.update({ matrix, size: 2, row: 1 });
+map.update({ matrix, size: 2, row: 1, colours: pixelColours(root) });
 const lines = new NumberLines();
 root.append(lines.node);
 const marks = [{ value: 1, look: "sa-mark-0", text: "1.0" }, { value: 3, look: "sa-mark-1", text: "3.0" }];
