@@ -2,8 +2,6 @@
  * Numbers of every page: how they are written and read, matrices of them, sums and softmax. It draws nothing.
  */
 
-const LEVELS = 8; // shades of each sign, as in draw.py
-
 /**
  * A number with that many decimals; a tie goes to the even digit, as in Python; toFixed and toExponential round ties
  * up.
@@ -175,14 +173,4 @@ export function softmax(scores, mask, sink) {
 /** @type {(x: number, y: number, tolerance: number) => boolean} whether two numbers are equal; NaN equals NaN */
 export function same(x, y, tolerance) {
   return Object.is(x, y) || x === y || Math.abs(x - y) <= tolerance;
-}
-
-/**
- * As in draw.py: p1 to p8 above zero, n1 to n8 below, x if not finite.
- * @type {(value: number, size: number) => string}
- */
-export function shade(value, size) {
-  if (!Number.isFinite(value)) return "x";
-  const level = size ? Math.min(LEVELS, Math.round((Math.abs(value) / size) * LEVELS)) : 0;
-  return level === 0 ? "" : `${value < 0 ? "n" : "p"}${level}`;
 }

@@ -52,9 +52,9 @@ export default {
 };
 """
 
-UNTRUSTED = (
-    "The notebook is not trusted, so this is a still picture. File, Trust Notebook starts the "
-    "page; so does running the cell. Its numbers are below."
+STILL = (
+    "This is a still picture. File, Trust Notebook starts the page in a notebook, and so does running the cell; "
+    "elsewhere a browser that runs scripts does."
 )
 
 # No network. Forms and the address to which links refer have no default.
@@ -90,6 +90,7 @@ class Document:
     below: tuple[Document, ...] = field(default=(), kw_only=True)
     links: tuple[tuple[str, str, str, str], ...] = field(default=(), kw_only=True)
 
+    about: ClassVar[str] = ""  # what the picture shows
     styles: ClassVar[tuple[str, ...]] = ()
     scripts: ClassVar[tuple[str, ...]] = ()
     policy: ClassVar[str] = POLICY
@@ -97,20 +98,21 @@ class Document:
     @property
     def fragment(self) -> str:
         """The view with style and script."""
-        plain = self.plain_body().replace(' data-alone=""', "")
-        return f"<div>{style(*self.styles)}{self._untrusted()}{plain}{script(*self.scripts)}</div>"
+        plain = self.body.replace(' data-alone=""', "")
+        return f"<div>{style(*self.styles)}{self._still}{plain}{script(*self.scripts)}</div>"
 
-    def _untrusted(self) -> str:
-        """Return HTML for a notebook without styles and scripts: a picture, and how to start the view."""
+    @property
+    def _still(self) -> str:
+        """What is seen where scripts do not run: a sentence that says so, the picture, and what the picture shows."""
+        if not self.svg:
+            return ""
         picture = base64.b64encode(self.svg.encode("utf-8", "backslashreplace")).decode()
+        lang = self.lang if self.lang in PLURALS else "en"
         return (
-            f'<div class="sa-untrusted"><p><img alt="{text(self.title)}" src="data:image/svg+xml;base64,{picture}"></p>'
-            f"<p>{text(say(UNTRUSTED, self.lang if self.lang in PLURALS else 'en'))}</p></div>"
+            f'<div class="sa-still"><p>{text(say(STILL, lang))}</p>'
+            f'<p><img alt="{text(self.title)}" src="data:image/svg+xml;base64,{picture}"></p>'
+            f"<p><b>{text(self.title)}</b> {text(say(self.about, lang)) if self.about else ''}</p></div>"
         )
-
-    def plain_body(self) -> str:
-        """Return the body without parts, such as ids, that may occur only once in a document."""
-        return self.body
 
     @property
     def html(self) -> str:
@@ -118,7 +120,7 @@ class Document:
         parts = (self, *self.below)
         styles = dict.fromkeys(name for part in parts for name in part.styles)
         scripts = dict.fromkeys(name for part in parts for name in part.scripts)
-        bodies = "\n".join(part.body for part in parts)
+        bodies = "\n".join((self._still, *(part.body for part in parts)))
         links = "".join(
             f'<link rel="{rel}" hreflang="{lang}" href="{href}" title="{text(name)}">\n'
             for rel, lang, href, name in self.links
@@ -137,8 +139,8 @@ class Document:
     def _repr_html_(self) -> str:
         return self.fragment
 
-    def _repr_svg_(self) -> str:
-        return self.svg
+    def _repr_svg_(self) -> str | None:
+        return self.svg or None
 
     def widget(self) -> Any:
         """Return the view as a notebook widget, which reports the user's choices to Python.

@@ -7,9 +7,9 @@ import { read, same } from "./compute.js";
 import { brief, ROLES, SHORT } from "./first_screen.js";
 import { Heat } from "./kit/heat.js";
 import { button, element } from "./kit/page.js";
-import { stageOf } from "./walk.js";
 
 /** @typedef {import("./kit/page.js").Child} Child */
+/** @typedef {import("./numbers.js").Cell} Cell */
 /** @typedef {import("./numbers.js").NodeOfPage} NodeOfPage */
 /** @typedef {import("./steps.js").View} View */
 
@@ -17,57 +17,34 @@ import { stageOf } from "./walk.js";
 /** @typedef {Blank & { name: () => Child[], answer: string }} Line a blank in words, and what is to be filled in */
 
 export class Exercise {
+  /** @type {Blank[]} */ blanks = [];
+
   /** @param {View} view */
   constructor(view) {
     this.view = view;
-    /** @type {Blank[]} */
-    this.blanks = view.numbers.nodes
-      .flatMap((node) => (node.blanks ?? []).map((j, i) => ({ node, i, j })))
-      .filter(({ node, i, j }) => view.shownAs(node, i, j).length);
-    for (const { node, i, j } of this.blanks) this.addField(node, i, j);
     this.left = element("p", { className: "sa-left", role: "status" });
     this.sheet = element("div", { className: "sa-sheet" });
-    this.answers = view.root.querySelector(".sa-answers");
-    if (this.answers) this.addButtons();
+    this.answers = element("div");
   }
 
-  /** @type {(node: NodeOfPage, i: number, j: number) => void} */
-  addField(node, i, j) {
-    const td = this.view.shownAs(node, i, j).find((cell) => cell.closest("table.sa-result"));
-    if (!td) return;
-    const name = this.view.words.plainName({ node, i, j });
-    const field = element("input", { ariaLabel: this.view.words.fill("predict", { name }), autocomplete: "off" });
-    field.onkeydown = (event) => {
-      if (event.key !== "Enter") return;
-      const said = this.judge(node, i, j, field.value);
-      if (node.revealed.has(i)) this.view.focus(td);
-      this.view.tell(stageOf(td), said);
-    };
-    td.replaceChildren(field);
-  }
-
-  addButtons() {
-    const { texts, stages, bar, numbers, screen } = this.view;
-    const named = (/** @type {string} */ name, /** @type {NodeOfPage[]} */ nodes) =>
-      button({ data: { do: name }, onclick: () => this.reveal(nodes) }, texts[name]);
-    bar?.append(named("reveal all", numbers.nodes));
+  /** @param {HTMLElement} bar */
+  build(bar) {
+    const { texts, numbers, screen, details, stages } = this.view;
+    this.blanks = numbers.nodes
+      .flatMap((node) => (node.blanks ?? []).map((j, i) => ({ node, i, j })))
+      .filter(({ node, i, j }) => this.view.gridsOf(node).some((grid) => grid.find(i, j)));
+    if (!this.blanks.length) return;
+    bar.append(button({ data: { do: "reveal all" }, onclick: () => this.reveal(numbers.nodes) }, texts["reveal all"]));
+    stages[0].node.before(element("p", { className: "sa-hint" }, texts.exercise));
+    const summary = element("summary", {}, texts.answers);
+    details.append(element("details", { className: "sa-answers" }, summary, this.answers));
     screen?.strip.before(this.left);
     screen?.sum.after(this.sheet);
-    this.count();
-    stages[0]?.before(element("p", { className: "sa-hint" }, texts.exercise));
-    for (const stage of stages) {
-      const tables = /** @type {NodeListOf<HTMLTableElement>} */ (stage.querySelectorAll("table.sa-result"));
-      const nodes = [...tables]
-        .flatMap((table) => numbers.byId.get(table.dataset.node ?? "") ?? [])
-        .filter(({ blanks }) => blanks);
-      if (nodes.length) this.view.lineOf(stage).before(named("reveal", nodes));
-    }
   }
 
   /** @param {string} [said] about a guess. Say this and how many blanks are left; list them and all answers. */
   count(said = "") {
-    const summary = this.answers?.querySelector("summary");
-    if (!summary) return;
+    if (!this.blanks.length) return;
     const parts = this.parts(), asked = parts.flatMap(({ lines }) => lines);
     const isLeft = (/** @type {Blank} */ { node, i }) => !node.revealed.has(i);
     const n = asked.filter(isLeft).length;
@@ -80,14 +57,14 @@ export class Exercise {
           : [];
       });
     this.sheet.replaceChildren(...list((line) => (isLeft(line) ? [...line.name(), " = "] : [])));
-    this.answers?.replaceChildren(summary, ...list(({ name, answer }) => [...name(), " = ", answer]));
+    this.answers.replaceChildren(...list(({ name, answer }) => [...name(), " = ", answer]));
   }
 
   /** What has blanks that the reader sees: the strip, with its names and decimals, and open stages. */
   parts() {
     const { words, screen, stages } = this.view, sides = screen?.sides ?? [];
     const parts = sides.map((side) => ({
-      title: screen?.sideName(side) ?? "",
+      title: this.view.sideName(side),
       lines: ROLES.flatMap((role) =>
         this.blanks
           .filter(({ node }) => screen?.nodeOf(side, role) === node && screen.heatOf(side, role) instanceof Heat)
@@ -99,19 +76,19 @@ export class Exercise {
       ),
     }));
     const listed = new Set(parts.flatMap(({ lines }) => lines.map(({ node }) => node)));
-    for (const stage of stages) {
-      if ("closed" in stage.dataset) continue;
+    for (const stage of stages.filter(({ isOpen }) => isOpen)) {
       const own = this.blanks.filter(
-        ({ node, i, j }) => !listed.has(node) && this.view.shownAs(node, i, j).some((td) => stageOf(td) === stage),
+        ({ node, i, j }) =>
+          !listed.has(node) && this.view.gridsOf(node).some((grid) => grid.stage === stage && grid.find(i, j)),
       );
       for (const { node } of own) listed.add(node);
       const lines = own.map((blank) => {
-        const { node, i, j } = blank, side = Number(node.id.endsWith("~1"));
-        const of = sides.length > 1 ? ` (${screen?.sideName(side)})` : "";
+        const { node, i, j } = blank;
+        const of = sides.length > 1 ? ` (${this.view.sideName(Number(node.id.endsWith("~1")))})` : "";
         const answer = words.write(node.now.at(i, j), node.digits);
         return { ...blank, name: () => [...words.name(blank, true, node.name), of], answer };
       });
-      parts.push({ title: stage.querySelector(".sa-fold")?.textContent ?? "", lines });
+      parts.push({ title: stage.heading, lines });
     }
     return parts;
   }
@@ -119,36 +96,23 @@ export class Exercise {
   /**
    * What to say about a guess, which is right if the answer rounds to it: to its own decimals, but at least to two or
    * to all that the answer shows. A right one is uncovered.
-   * @type {(node: NodeOfPage, i: number, j: number, text: string) => string}
+   * @type {(cell: Cell, text: string) => string}
    */
-  judge(node, i, j, text) {
+  judge({ node, i, j }, text) {
     const { words, numbers } = this.view, guess = read(text), answer = node.now.at(i, j);
     if (guess === null) return words.fill("not a number", { text: JSON.stringify(text) });
     const typed = (text.split(/[.,]/)[1] ?? "").length;
     const decimals = Math.min(node.digits, Math.max(typed, Math.min(2, node.digits)));
     const right = same(guess, answer, 0) || Math.abs(guess - answer) <= 0.5000001 * 10 ** -decimals;
     if (!right) return words.fill("wrong", { guess: text });
-    this.uncover(node, i, "sa-right");
+    node.revealed.add(i);
+    this.view.draw();
     return words.fill("right", { answer: words.spell({ node, i, j }) ?? numbers.text(node, i, j) });
   }
 
   /** @param {NodeOfPage[]} nodes */
   reveal(nodes) {
-    for (const node of nodes) if (node.blanks) for (const i of node.blanks.keys()) this.uncover(node, i, "sa-revealed");
-  }
-
-  /** @type {(node: NodeOfPage, i: number, mark: string) => void} */
-  uncover(node, i, mark) {
-    if (node.revealed.has(i) || !node.blanks) return;
-    node.revealed.add(i);
-    for (const td of this.view.shownAs(node, i, node.blanks[i])) {
-      td.classList.remove("sa-blank");
-      td.classList.add(mark);
-      td.replaceChildren();
-    }
-    this.view.draw(node);
-    this.view.drawDifferences();
-    this.view.screen?.draw();
-    this.count();
+    for (const node of nodes) for (const i of (node.blanks ?? []).keys()) node.revealed.add(i);
+    this.view.draw();
   }
 }

@@ -140,17 +140,11 @@ export class FirstScreen {
     return this.matrices?.get(`${side} ${role}`);
   }
 
-  /** @param {number} side */
-  sideName(side) {
-    const { texts, labels } = this.view;
-    return texts[side ? "second" : "first"] || labels[`t${side}`].join(" ");
-  }
-
   /** @type {(side: number, small: boolean) => Ribbons} */
   makeRibbons(side, small) {
     const { texts, view: { labels } } = this, ends = { from: texts["goes in"], to: texts["comes out"] };
     const queries = labels[`t${side}`], keys = this.nodeOf(side, "scores") ? labels[`k${side}`] : queries;
-    const heading = small ? undefined : element("h4", {}, element("bdi", {}, this.sideName(side)));
+    const heading = small ? undefined : element("h4", {}, element("bdi", {}, this.view.sideName(side)));
     const made = new Ribbons({
       keys,
       queries,
@@ -159,7 +153,7 @@ export class FirstScreen {
       high: HIGH,
       ...(small ? {} : { room: () => this.room() }),
       crossed: keys !== queries && keys.join("\n") !== queries.join("\n"),
-      name: `${texts.screen}: ${this.sideName(side)}`,
+      name: `${texts.screen}: ${this.view.sideName(side)}`,
       ends, heading, point: (chosen, pin) => this.point(chosen, pin),
     });
     if (Math.max(keys.length, queries.length) > 16) made.node.classList.add("sa-many");
@@ -248,7 +242,7 @@ export class FirstScreen {
         element(
           "span",
           { className: "sa-who", data: { side: String(side) } },
-          this.sides.length > 1 ? element("bdi", {}, this.sideName(side)) : "",
+          this.sides.length > 1 ? element("bdi", {}, this.view.sideName(side)) : "",
         ),
       );
       for (const role of roles) {
@@ -321,7 +315,7 @@ export class FirstScreen {
     const label = (/** @type {string} */ list, /** @type {number} */ n) =>
       list && labels[list] ? labels[list] : range(n).map(String);
     const options = {
-      name: `${this.nameOf(role)}, ${this.sideName(side)}`, rows, columns, side, kind: kindOf(role),
+      name: `${this.nameOf(role)}, ${this.view.sideName(side)}`, rows, columns, side, kind: kindOf(role),
       point: (/** @type {Place | null} */ place) => this.explain(side, role, place),
     };
     const large = rows * columns > MOST_CELLS || columns > WIDEST + 1;
@@ -333,7 +327,7 @@ export class FirstScreen {
           columnLabels: label(node.columns, columns),
           toggle: role === "mask",
           asks: node.blanks ? (i, j) => this.view.numbers.hidden(node, i, j) : undefined,
-          answer: (i, j, text) => this.view.exercise?.count(this.view.exercise.judge(node, i, j, text)),
+          answer: (i, j, text) => this.view.exercise?.count(this.view.exercise.judge({ node, i, j }, text)),
           edit: node.editable ? (i, j, value) => this.view.change(node, i, j, value) : undefined,
         });
     if (large) {
@@ -614,7 +608,7 @@ export class FirstScreen {
     this.out.update(
       lines,
       there
-        .map(({ side, node }) => `${this.sideName(side)}: ${shown.map((c) => this.short(node, i, c)).join(", ")}`)
+        .map(({ side, node }) => `${this.view.sideName(side)}: ${shown.map((c) => this.short(node, i, c)).join(", ")}`)
         .join("; "),
     );
     this.outText.replaceChildren(
@@ -656,7 +650,7 @@ export class FirstScreen {
         "span",
         { className: "sa-key", data: { side: String(side) } },
         side ? "■ " : "● ",
-        element("bdi", {}, this.sideName(side)),
+        element("bdi", {}, this.view.sideName(side)),
       ),
       " ",
     ]);
@@ -741,7 +735,7 @@ export class FirstScreen {
             element(
               "span",
               { className: "sa-key", data: { side: String(side) } },
-              element("bdi", {}, this.sideName(side)),
+              element("bdi", {}, this.view.sideName(side)),
               ": ",
             ),
           ]

@@ -1,15 +1,15 @@
 /*
  * All views of a document or of a cell's output: tabs choose the view that is shown, and the tour moves between views.
- * Without scripts all are shown, one after the other.
  */
 
 import { speak } from "./compute.js";
 import { button, element, isForeign, moveAlong, phrase, tools } from "./kit/page.js";
 import { Tour } from "./kit/tour.js";
-import { MOST_WORDS, ownWords, takesWords, withWords } from "./own_words.js";
+import { dataOf, MOST_WORDS, ownWords, takesWords } from "./own_words.js";
 import { View } from "./steps.js";
 
 /** @typedef {import("./kit/tour.js").Stop} Stop */
+/** @typedef {import("./numbers.js").PageData} PageData */
 /** @typedef {import("./own_words.js").Table} Table */
 
 /**
@@ -43,14 +43,14 @@ export class Lesson {
     const homes = data ? JSON.parse(data) : [];
     this.toured = homes.some(({ stops }) => stops.length);
     const roots = /** @type {HTMLElement[]} */ ([...root.querySelectorAll(".sa-steps")]);
+    /** @type {PageData[]} */
+    this.data = roots.map((each) => JSON.parse(each.querySelector("script.sa-data")?.textContent ?? ""));
     const numbers = root.querySelector("script.sa-known")?.textContent;
-    this.plain = roots.map(({ outerHTML }) => outerHTML); // before their scripts change them
     /** @type {Record<string, Table>[]} */
     this.known = numbers ? JSON.parse(numbers) : [];
-    this.views = roots.map((each) => new View(each, this));
+    this.views = roots.map((each, n) => new View(each, this, this.data[n], n));
     this.texts = this.views[0].texts;
     speak(this.texts.lang);
-    const title = root.querySelector("h1.sa-title") ?? this.views[0].root.querySelector(".sa-head") ?? element("span");
     const top = element("div", { className: "sa-top" });
     this.look = element("p", { className: "sa-look" });
     root.prepend(top, this.look);
@@ -70,7 +70,8 @@ export class Lesson {
       { data: { do: "everything" }, onclick: () => this.showAll(root.hasAttribute("data-first")) },
       this.texts["everything shown"],
     );
-    top.append(title, tools(root, this.texts, () => this.redraw(), ...(this.toured ? [this.whole] : [])));
+    const more = this.toured ? [this.whole] : [];
+    top.append(element("h1", {}, root.dataset.title ?? ""), tools(root, this.texts, () => this.redraw(), ...more));
     this.showAll(!this.toured);
     this.tabs = element(
       "div",
@@ -130,11 +131,10 @@ export class Lesson {
     if (texts) for (const { tour } of this.homes) tour?.leave();
     const at = this.shown ? this.views.indexOf(this.shown) : 0;
     this.views = this.views.map((view, n) => {
-      const root = withWords(this.plain[n], texts && { texts, known: this.known[n] ?? {}, made: new Set() });
+      const root = element("div", { className: "sa-steps" }), data = this.data[n];
       view.root.replaceWith(root);
-      const made = new View(root, this);
-      made.compute(); // writes the numbers
-      return made;
+      const wanted = texts && { texts, known: this.known[n] ?? {}, made: new Set() };
+      return new View(root, this, wanted ? dataOf(data, wanted) : data, n);
     });
     this.shown = null;
     this.written = texts;
@@ -162,6 +162,7 @@ export class Lesson {
   show(view) {
     if (this.shown === view) return;
     this.shown?.walk.stop();
+    view.build();
     this.shown = view;
     this.views.forEach((each, n) => {
       each.root.toggleAttribute("data-hidden", each !== view);
@@ -186,8 +187,8 @@ export class Lesson {
     root.dataset.hide = stop && !open ? stop.hide : "";
     root.dataset.opened = opens;
     for (const stage of shown?.stages ?? []) {
-      const isNamed = named.includes(stage.dataset.stage ?? "");
-      if (isNamed || root.hasAttribute("data-first")) shown?.open(stage, isNamed);
+      const isNamed = named.includes(stage.name);
+      if (isNamed || root.hasAttribute("data-first")) stage.open(isNamed);
     }
   }
 
@@ -198,14 +199,17 @@ export class Lesson {
   }
 
   redraw() {
-    for (const { screen } of this.views) screen?.redraw();
+    for (const { screen, stale } of this.views) {
+      screen?.redraw();
+      for (const stage of stale) stage.draw();
+    }
   }
 
   /** @param {string} hash */
   goToHash(hash) {
-    for (const view of this.views) view.walk.goToHash(hash);
     const at = new URLSearchParams(hash.slice(1)), [stop, place] = [Number(at.get("stop")), Number(at.get("view"))];
-    if (!hash || at.has("stage")) return;
+    if (at.has("stage")) return (this.views[place - 1] ?? this.views[0]).walk.goToHash(hash);
+    if (!hash) return;
     const own = OWN_TEXTS.flatMap((name) => at.get(name) ?? []).map((text) =>
       text
         .split(text.includes(",") ? "," : /\s+/)
@@ -217,8 +221,9 @@ export class Lesson {
     } else if (this.written) {
       this.write(null);
     }
-    const view = this.views[place - 1] ?? this.shown, { labels: { t0 }, screen } = view, word = at.get("word") ?? "";
+    const view = this.views[place - 1] ?? this.shown, { t0 } = view.labels, word = at.get("word") ?? "";
     this.show(view);
+    const { screen } = view;
     if (this.tour?.stops[stop - 1]) return this.tour.go(stop - 1);
     if (screen) {
       screen.choose({
@@ -285,6 +290,8 @@ export class Lesson {
     const { tour, shown } = this;
     const target = /** @type {Element} */ (event.target);
     const combined = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === "Enter");
+    // The browser searches for numbers of closed stages too.
+    if (combined && event.key === "f") for (const stage of shown?.stages ?? []) stage.draw();
     if (combined || event.key === "Tab") return; // keys of the surrounding page: saving, running a cell
     event.stopPropagation(); // "d" "d" would delete a cell of a notebook
     if (isForeign(event)) return;

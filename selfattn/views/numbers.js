@@ -8,6 +8,7 @@ import { computed, OPS } from "./operations.js";
 
 /** @typedef {import("./first_screen.js").HeadData} HeadData */
 /** @typedef {import("./operations.js").Options} Options */
+/** @typedef {import("./stage.js").StageData} StageData */
 
 const MAX_FAR = 4000; // pages with more numbers do not highlight sources of sources
 
@@ -23,8 +24,6 @@ const MAX_FAR = 4000; // pages with more numbers do not highlight sources of sou
  * @property {string[]} args
  * @property {Options} options
  * @property {boolean} editable
- * @property {number} decimals
- * @property {number} size largest number of all matrices of its name
  * @property {number[] | null} blanks of each row, in an exercise
  * @property {string} where block and head, if there are several
  */
@@ -35,22 +34,22 @@ const MAX_FAR = 4000; // pages with more numbers do not highlight sources of sou
  * @property {Matrix} mine computed here from the changed numbers
  * @property {Matrix} [base] computed here from the given numbers
  * @property {Map<number, number>} edits index of a number: its new value
+ * @property {number} decimals that the numbers of the kernel need
  * @property {number} digits decimals that are shown
+ * @property {number} size largest of the kernel's numbers in all matrices of its name
  * @property {number} range as size, of the numbers that are shown
  * @property {Set<number>} revealed rows whose blank is filled in
  */
 /** @typedef {NodeData & NodeState} NodeOfPage */
-/**
- * @typedef {{ a: NodeOfPage, b: NodeOfPage, cells: [HTMLTableCellElement, number, number][], size: number,
- *   digits: number }} Difference
- */
-/** @typedef {{ node?: NodeOfPage, difference?: Difference, i: number, j: number }} Cell a number that a table shows */
+/** @typedef {{ node: NodeOfPage, second?: NodeOfPage, i: number, j: number }} Cell a number, or second minus first */
 /** @typedef {[colour: string, node: NodeOfPage, i: number, j: number]} Origin */
 /**
  * @typedef {object} PageData
  * @property {NodeData[]} nodes
+ * @property {StageData[]} stages
  * @property {Record<string, string[]>} labels
  * @property {number} precision
+ * @property {number} max_side
  * @property {Record<string, string>} texts
  * @property {HeadData[]} heads
  */
@@ -62,19 +61,23 @@ export class Numbers {
     this.byId = new Map(nodes.map((node) => [node.id, this.prepare(node)]));
     this.nodes = [...this.byId.values()]; // in the order of computation
     this.count = this.nodes.reduce((n, node) => n + node.kernel.data.length, 0);
+    this.measure();
+    for (const node of this.nodes) node.size = node.range;
   }
 
   /** @type {(node: NodeData) => NodeOfPage} */
   prepare(node) {
-    const kernel = new Matrix(...node.shape, decode(node.data));
+    const kernel = new Matrix(...node.shape, decode(node.data)), decimals = decimalsOf(kernel.data, this.precision);
     return {
       ...node,
       kernel,
       now: kernel,
       mine: kernel,
       edits: new Map(),
-      digits: node.decimals,
-      range: node.size,
+      decimals,
+      digits: decimals,
+      size: 0,
+      range: 0,
       revealed: new Set(),
     };
   }
@@ -100,6 +103,23 @@ export class Numbers {
     return node.blanks !== null && node.blanks[i] === j && !node.revealed.has(i);
   }
 
+  /** @type {(cell: Cell) => boolean} */
+  isHidden({ node, second, i, j }) {
+    return this.hidden(node, i, j) || (!!second && this.hidden(second, i, j));
+  }
+
+  /** @type {(cell: Cell) => boolean} */
+  isMoved({ node, second, i, j }) {
+    return this.moved(node, i, j) || (!!second && this.moved(second, i, j));
+  }
+
+  /** @type {(cell: Cell) => number} a difference is 0 if it is rounding alone */
+  valueOf({ node, second, i, j }) {
+    if (!second) return node.now.at(i, j);
+    const value = second.now.at(i, j) - node.now.at(i, j);
+    return Math.abs(value) <= 1e-12 * node.size ? 0 : value;
+  }
+
   /** @type {(node: NodeOfPage, i: number, j: number) => string} */
   text(node, i, j) {
     return this.hidden(node, i, j) ? "?" : write(node.now.at(i, j), node.digits, this.precision);
@@ -108,15 +128,6 @@ export class Numbers {
   /** @type {(node: NodeOfPage, i: number, j: number) => boolean} */
   moved(node, i, j) {
     return !same(node.now.at(i, j), node.kernel.at(i, j), 0);
-  }
-
-  /**
-   * Second minus first; 0 if they differ by rounding alone.
-   * @type {(difference: Difference, i: number, j: number) => number}
-   */
-  minus({ a, b }, i, j) {
-    const value = b.now.at(i, j) - a.now.at(i, j);
-    return Math.abs(value) <= 1e-12 * a.size ? 0 : value;
   }
 
   /**
@@ -158,11 +169,11 @@ export class Numbers {
   measure() {
     /** @type {Map<string, number>} */
     const sizes = new Map();
-    for (const { name, now } of this.edited ? this.nodes : []) {
+    for (const { name, now } of this.nodes) {
       const all = family(name);
       sizes.set(all, Math.max(sizes.get(all) ?? 0, largest(now.data)));
     }
-    for (const node of this.nodes) node.range = sizes.get(family(node.name)) ?? node.size;
+    for (const node of this.nodes) node.range = sizes.get(family(node.name)) ?? 0;
   }
 
   /** How many computed numbers have changed, and which changed most relative to the largest number of its name. */
@@ -185,9 +196,8 @@ export class Numbers {
   }
 
   /** @type {(cell: Cell) => Origin[]} the number itself and its sources */
-  sources({ node, difference, i, j }) {
-    if (difference) return [["a", difference.a, i, j], ["b", difference.b, i, j]];
-    if (!node) return [];
+  sources({ node, second, i, j }) {
+    if (second) return [["a", node, i, j], ["b", second, i, j]];
     /** @type {Origin[]} */
     const itself = [["to", node, i, j]];
     const op = OPS[node.op];
@@ -202,18 +212,17 @@ export class Numbers {
 
   /**
    * The sources of the sources, back to the given numbers; a large page has too many to highlight, and highlights none.
-   * @type {(sources: Origin[]) => Generator<[NodeOfPage, number]>}
+   * @type {(sources: Origin[]) => Generator<[NodeOfPage, number, number]>}
    */
   *ancestors(sources) {
     if (this.count > MAX_FAR) return;
     const queue = sources.map(([, ...source]) => source); // the loop below adds to it
     const seen = new Set();
     for (const [node, i, j] of queue) {
-      const index = i * node.shape[1] + j;
-      const name = `${node.id} ${index}`;
+      const name = `${node.id} ${i} ${j}`;
       if (seen.has(name)) continue;
       seen.add(name);
-      yield [node, index];
+      yield [node, i, j];
       for (const [, ...source] of this.sources({ node, i, j }).slice(1)) queue.push(source);
     }
   }

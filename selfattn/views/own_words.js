@@ -1,16 +1,16 @@
 /*
- * The reader's own words: a view's HTML and data are made again for other words, before a View enhances them. Words
- * that the page has no numbers for get made ones, the same as own_words.py makes.
+ * The reader's own words: the data of a view is made again for other words. Words that the page has no numbers for get
+ * made ones, the same as own_words.py makes.
  */
 
-import { decimalsOf, decode, encode, filled, largest, Matrix, range } from "./compute.js";
+import { decimalsOf, decode, encode, filled, Matrix, range } from "./compute.js";
 import { element } from "./kit/page.js";
-import { family } from "./numbers.js";
 import { computed, OPS } from "./operations.js";
 import { TOKENS } from "./walk.js";
 
 /** @typedef {import("./numbers.js").NodeData} NodeData */
 /** @typedef {import("./numbers.js").PageData} PageData */
+/** @typedef {import("./stage.js").StageData} StageData */
 
 /** @typedef {Record<string, number[]> | number[][]} Table rows of numbers by word, or by place */
 /**
@@ -18,7 +18,7 @@ import { TOKENS } from "./walk.js";
  * @typedef {{ texts: string[][], known: Record<string, Table>, made: Set<string> }} Wanted
  */
 
-// More rows than MOST_WORDS would be abridged; MOST_PAIRS queries have weighted values that are shown, as in graph.py.
+// MOST_PAIRS queries have weighted values that are shown, as in graph.py.
 export const MOST_WORDS = 16, MOST_PAIRS = 8;
 
 /** @type {(data: PageData) => boolean} whether a view can have other words */
@@ -83,7 +83,7 @@ function maskOf(old, rows, columns) {
 }
 
 /** @type {(data: PageData, wanted: Wanted) => PageData} the data of a view for other words */
-function dataOf({ nodes, labels, texts, ...more }, wanted) {
+export function dataOf({ nodes, stages, labels, texts, ...more }, wanted) {
   /** @type {Map<string, string[]>} lists of labels that change */
   const lists = new Map();
   wanted.texts.forEach((words, side) => {
@@ -133,139 +133,30 @@ function dataOf({ nodes, labels, texts, ...more }, wanted) {
       blanks,
       shape: /** @type {[number, number]} */ ([matrix.rows, matrix.columns]),
       data: encode(matrix.data),
-      decimals: decimalsOf(matrix.data, more.precision),
     };
   });
-  for (const node of made) {
-    node.size = Math.max(
-      ...made
-        .filter(({ name }) => family(name) === family(node.name))
-        .map(({ id }) => largest(/** @type {Matrix} */ (found.get(id)).data)),
-    );
-  }
+  const ofPairs = (/** @type {string} */ term) =>
+    /\[\d+\]/.test(term) ? (term.includes("[0]") ? pairs(term) : []) : [term];
+  const leftOut = wanted.texts.filter(({ length }) => length > MOST_PAIRS);
+  /** @type {StageData[]} */
+  const drawn = stages.map(({ equations, notes, ...stage }) => ({
+    ...stage,
+    equations: equations.map(({ label, sides }) => ({ label, sides: sides.map((terms) => terms.flatMap(ofPairs)) })),
+    notes: [
+      ...notes.filter(([key]) => key !== "abridged queries"),
+      ...(/weighted_values$/.test(stage.name) ? leftOut : []).map(
+        ({ length }) => /** @type {StageData["notes"][0]} */ (["abridged queries", { shown: MOST_PAIRS, all: length }]),
+      ),
+    ],
+  }));
   const says = wanted.made.size ? filled(texts["made words"], { words: [...wanted.made].join(", ") }) : "";
   return {
     ...more,
     nodes: made,
+    stages: drawn,
     labels: { ...labels, ...Object.fromEntries(lists) },
     texts: { ...texts, look: texts["own look"], first: "", second: "", word: "", "made up": says },
   };
-}
-
-/**
- * A view's HTML for other words, as draw.py draws it, without the numbers in its tables.
- * @type {(html: string, wanted: Wanted | null) => HTMLElement}
- */
-export function withWords(html, wanted) {
-  const box = element("div");
-  box.innerHTML = html;
-  const root = /** @type {HTMLElement} */ (box.firstElementChild);
-  if (!wanted) return root;
-  const script = /** @type {Element} */ (root.querySelector("script.sa-data"));
-  const data = dataOf(JSON.parse(script.textContent ?? ""), wanted),
-    { labels, texts } = data,
-    byId = new Map(data.nodes.map((node) => [node.id, node]));
-  script.textContent = JSON.stringify(data);
-  const query = (/** @type {HTMLElement} */ table) =>
-    Number(/\[(\d+)\]/.exec(table.dataset.node ?? table.dataset.a ?? "")?.[1]);
-  // Weighted values have a table, or a line of tables, for each query: copies of the first.
-  const tables = () => /** @type {HTMLTableElement[]} */ ([...root.querySelectorAll("table.sa-m")]);
-  for (const table of tables()) if (query(table) > 0) table.closest(".sa-compare, .sa-term")?.remove();
-  for (const first of new Set(
-    tables()
-      .filter((table) => query(table) === 0)
-      .map((table) => /** @type {HTMLElement} */ (table.closest(".sa-compare, .sa-term"))),
-  )) {
-    const most = Math.max(...wanted.texts.map((words) => Math.min(words.length, MOST_PAIRS)));
-    for (const i of range(most - 1).reverse()) {
-      const copy = /** @type {HTMLElement} */ (first.cloneNode(true));
-      for (const part of /** @type {NodeListOf<HTMLElement>} */ (copy.querySelectorAll("table"))) {
-        for (const key of ["node", "a", "b"]) {
-          if (part.dataset[key]) part.dataset[key] = part.dataset[key]?.replace("[0]", `[${i + 1}]`);
-        }
-      }
-      copy.querySelector(".sa-op")?.remove();
-      first.after(copy);
-    }
-  }
-  for (const table of tables()) {
-    const { node: id = "", a = id, b = a } = table.dataset, first = byId.get(a), second = byId.get(b);
-    if (!first || !second) {
-      table.remove();
-      continue;
-    }
-    const label = (/** @type {"rows" | "columns"} */ axis, /** @type {0 | 1} */ n) =>
-      range(Math.min(first.shape[n], second.shape[n])).map((k) => {
-        const [x, y] = [first, second].map((each) => labels[each[axis]]?.[k] ?? String(k));
-        return x === y ? x : `${x} → ${y}`;
-      });
-    const axes = [label("rows", 0), label("columns", 1)],
-      [rows, columns] = "t" in table.dataset ? axes.reverse() : axes;
-    const started = table.tBodies[0].rows[0]?.id.replace(/0$/, "");
-    for (const name of ["rows", "columns"]) delete table.dataset[name];
-    table.tHead?.replaceChildren(
-      element(
-        "tr",
-        {},
-        element("td"),
-        ...columns.map((text) => element("th", { scope: "col" }, element("bdi", {}, text))),
-      ),
-    );
-    table.tBodies[0].replaceChildren(
-      ...rows.map((text, i) =>
-        element(
-          "tr",
-          started ? { id: started + i } : {},
-          element("th", { scope: "row" }, element("bdi", {}, text)),
-          ...columns.map((_, j) =>
-            element("td", {
-              className: first.blanks && !("t" in table.dataset) && first.blanks[i] === j ? "sa-blank" : "",
-            }),
-          ),
-        ),
-      ),
-    );
-    const caption = /** @type {HTMLElement} */ (table.caption), i = query(table), side = a.endsWith("~1") ? 1 : 0;
-    if (i >= 0 && caption.firstChild) {
-      caption.firstChild.textContent = (caption.firstChild.textContent ?? "").replace("[0]", `[${i}]`);
-    }
-    for (const part of caption.children) {
-      if (part.tagName === "SMALL") part.textContent = `${rows.length} × ${columns.length}`;
-      else if (part.className === "sa-of") part.textContent = wanted.texts[side].join(" ");
-      else part.textContent = filled(texts["of query"], { token: labels[`t${side}`][i] });
-    }
-    if (first !== second) {
-      table.dataset.size = String(
-        largest(
-          Float64Array.from(
-            rows.flatMap((_, r) =>
-              columns.map(
-                (__, c) => decode(second.data)[r * second.shape[1] + c] - decode(first.data)[r * first.shape[1] + c],
-              ),
-            ),
-          ),
-        ),
-      );
-    }
-  }
-  for (const name of root.querySelectorAll(".sa-halves > div > .sa-side > bdi")) {
-    name.textContent = wanted.texts[name.closest(".sa-halves > div")?.previousElementSibling ? 1 : 0].join(" ");
-  }
-  for (const legend of /** @type {NodeListOf<HTMLElement>} */ (root.querySelectorAll("[data-nodes]"))) {
-    legend.dataset.nodes = data.nodes
-      .filter(({ id }) => (legend.dataset.nodes ?? "").split(" ").includes(id.replace(/\[\d+\]/, "[0]")))
-      .map(({ id }) => id)
-      .join(" ");
-  }
-  const longest = Math.max(...wanted.texts.map((words) => words.length)),
-    values = root.querySelector("[data-stage$=weighted_values] .sa-legend");
-  for (const gap of root.querySelectorAll(".sa-gap")) gap.closest(".sa-stage")?.querySelector(".sa-note")?.remove();
-  if (longest > MOST_PAIRS) {
-    values?.before(
-      element("p", { className: "sa-note" }, filled(texts["abridged queries"], { shown: MOST_PAIRS, all: longest })),
-    );
-  }
-  return root;
 }
 
 /**

@@ -1,12 +1,7 @@
-"""A graph of matrices as HTML: static tables that hold every number, and a script that only enhances them.
-
-In a notebook the page is a fragment without ids, so that one document can hold any number of views. As a file it is a
-document of its own, whose stages and rows have ids for links.
-"""
+"""A graph of matrices as a page: the data of its views, which scripts draw, and a still picture of its weights."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -19,10 +14,6 @@ from selfattn.views.texts import CAPTIONS, merged
 from selfattn.views.tours import Stop, tour_data
 from selfattn.views.writing import as_whole, script_data, storable, text, token_list
 
-_ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # text has escaped quotes
-_CONTENTS = re.compile(r'<ol class="sa-contents">.*?</ol>\n')  # its links need ids
-_START = re.compile(r' id="((?:view=\d+&amp;)?stage=[^"&]*)"')
-
 
 @dataclass(frozen=True, repr=False)
 class Page(Document):
@@ -31,17 +22,15 @@ class Page(Document):
     ``page.save(path)`` writes a file.
     """
 
-    views: tuple[str, ...] = ()  # HTML of each view, with ids
-    titles: tuple[str, ...] = ()  # titles of the views, if there are several
+    views: tuple[str, ...] = ()  # the data of each view, as an element
     tour: tuple[Stop, ...] = ()
     homes: tuple[tuple[int, str], ...] = ()  # joined pages: the first view of each, and its title
 
     styles: ClassVar[tuple[str, ...]] = ("first_screen.css", "steps.css")
+    about: ClassVar[str] = (
+        "Each row has the weights with which its word attends to the words of the columns: darker is more."
+    )
     scripts: ClassVar[tuple[str, ...]] = ("lesson.js",)
-
-    def plain_body(self) -> str:
-        """Return the views without ids."""
-        return _ID.sub("", _CONTENTS.sub("", self.body))
 
 
 def assemble(
@@ -49,37 +38,25 @@ def assemble(
     views: tuple[str, ...],
     svg: str,
     lang: str,
-    titles: tuple[str, ...] = (),
     tour: tuple[Stop, ...] = (),
     opens: int = 0,
     homes: tuple[tuple[int, str], ...] = (),
     known: Sequence[Mapping[str, Any]] = (),
 ) -> Page:
-    """Put views into one page; several views get a common title and a list. ``opens`` is the view that is shown first.
+    """Put views into one page. ``opens`` is the view that is shown first.
 
     ``known`` has, for each view, numbers of words that a reader may write: for each given matrix rows by word, or by
     place.
     """
-    head, shown = "", views
-    if titles:
-        shown = tuple(
-            view if n == 1 else view.replace(' id="stage=', f' id="view={n}&amp;stage=')
-            for n, view in enumerate(views, 1)
-        )
-        links = "".join(
-            f'<li><a href="#{start[1]}">{text(each)}</a></li>'
-            for each, view in zip(titles, shown, strict=True)
-            if (start := _START.search(view))
-        )
-        head = f'<h1 class="sa-title">{text(title)}</h1>\n<ol class="sa-contents">{links}</ol>\n'
-    data, joined = tour_data(tour, homes) if tour or homes else "", "\n".join(shown)
+    data = "".join(f'<div class="sa-steps">{view}</div>\n' for view in views)
+    data += tour_data(tour, homes) if tour or homes else ""
     data += script_data(known, "sa-known") if known else ""
     name = text(say(CAPTIONS["tab of steps"], lang if lang in PLURALS else "en"))
     body = (
-        f'<div class="sa-view sa-lesson" data-alone="" data-opens="{opens}" data-name="{name}">\n'
-        f"{head}{joined}\n{data}</div>"
+        f'<div class="sa-view sa-lesson" data-alone="" data-opens="{opens}" data-title="{text(title)}" '
+        f'data-name="{name}">\n{data}</div>'
     )
-    return Page(title, body, svg, lang, views, titles, tour, homes)
+    return Page(title, body, svg, lang, views, tour, homes)
 
 
 def steps_page(
@@ -210,7 +187,7 @@ def check_tokens(
 
 
 def join_pages(pages: Iterable[Page], title: str) -> Page:
-    """Put several pages into one document, each in a tab; without scripts they follow one another.
+    """Put several pages into one document, each in a tab.
 
     Tours and second halves come with their pages.
 
@@ -220,15 +197,14 @@ def join_pages(pages: Iterable[Page], title: str) -> Page:
     --------
     >>> import selfattn as sa
     >>> pages = [steps_page(sa.attention_steps([[x]], [[x]], [[x]])) for x in (1.0, 2.0)]
-    >>> 'id="view=2&amp;stage=scores"' in join_pages(pages, "One and two").html
-    True
+    >>> len(join_pages(pages, "One and two").views)
+    2
     """
     given = list(pages) if isinstance(pages, Iterable) else []
     if not given or not all(isinstance(page, Page) for page in given):
         raise TypeError(f"pages must be a list of pages of steps, one at least, not {pages!r:.80}")
     title, pages = storable(title), given
     views = tuple(view for page in pages for view in page.views)
-    titles = tuple(each for page in pages for each in (page.titles or (page.title,)))
     picture = stacked([(page.title, page.svg) for page in pages], title)
     firsts = [sum(len(page.views) for page in pages[:n]) for n in range(len(pages))]
     homes = tuple(
@@ -246,7 +222,7 @@ def join_pages(pages: Iterable[Page], title: str) -> Page:
         for page in pages
         for each in page.below
     )
-    joined = assemble(title, views, picture, pages[0].lang, titles, tour, homes=homes)
+    joined = assemble(title, views, picture, pages[0].lang, tour, homes=homes)
     return replace(joined, below=below)
 
 
@@ -258,6 +234,6 @@ def render(
     precision: int = 4,
     max_side: int = 16,
 ) -> Page:
-    """Draw a graph."""
+    """Make the page of a graph."""
     drawing = Drawing(graph, sides, texts, exercise, precision, max_side)
-    return assemble(texts["title"], (drawing.html(),), drawing.picture, texts["lang"])
+    return assemble(texts["title"], (script_data(drawing.data()),), drawing.picture, texts["lang"])

@@ -77,7 +77,7 @@ def _finish(
     page = join_pages(pages, title) if len(pages) > 1 else pages[0]
     stops = () if tour is None or exercise else tuple(tour())
     tables = known if len(known) == len(pages) else known * len(pages)
-    page = assemble(page.title, page.views, page.svg, page.lang, page.titles, stops, opens, known=tables)
+    page = assemble(page.title, page.views, page.svg, page.lang, stops, opens, known=tables)
     if exercise:
         return page
     wish = np.zeros(steps.output.shape[-2:])

@@ -1,11 +1,13 @@
 /*
  * Moves through a view: step by step, by Play, along one token, and to links such as #stage=scores&row=2, the ids of
- * the static page.
+ * stages.
  */
 
-import { range } from "./compute.js";
 import { bring } from "./kit/page.js";
 
+/** @typedef {import("./numbers.js").Cell} Cell */
+/** @typedef {import("./stage.js").Grid} Grid */
+/** @typedef {import("./stage.js").Stage} Stage */
 /** @typedef {import("./steps.js").View} View */
 
 const MAX_FEW = 36; // steps through a larger matrix go row by row
@@ -14,10 +16,11 @@ const STEP_MS = 1600; // time between two steps of Play
 
 export const TOKENS = /^[tk]\d$/; // lists of labels that are tokens: t0, k0 of the first sentence, t1, k1 of the second
 
-/** @typedef {{ stage: HTMLElement, td: HTMLTableCellElement | null }} Step */
+/** @typedef {{ stage: Stage, grid?: Grid, r: number, c: number }} Step a number, or a stage without one */
 
 export class Walk {
   /** @type {Step[]} */ steps = [];
+  token = ""; // the index of the token that is followed; "" for all
 
   /** @param {View} view */
   constructor(view) {
@@ -29,56 +32,37 @@ export class Walk {
 
   /**
    * Collect the steps, in order: every number of a small stage, the first number of each row of a large one.
-   * @param {string} token the index of the token to follow; "" for all
+   * @param {string} token
    */
   follow(token) {
     this.stop();
-    this.steps = this.view.stages.flatMap((stage) => this.stepsOf(stage, token));
-    this.markRows(token);
+    this.token = token;
+    this.steps = this.view.stages.flatMap((stage) => this.stepsOf(stage));
+    this.view.draw();
     this.at = -1;
     this.count();
   }
 
-  /** @type {(stage: HTMLElement, token: string) => Step[]} */
-  stepsOf(stage, token) {
-    /** @type {HTMLTableCellElement[]} */
-    const found = [];
-    for (const group of stage.querySelectorAll(".sa-eq")) {
-      const results = /** @type {NodeListOf<HTMLTableElement>} */ (
-        group.querySelectorAll("table.sa-result:not(.sa-input)")
-      );
-      const tables = [...results].map(linesOf);
-      const few = tables.every((lines) => lines.length * (lines[0]?.cells.length ?? 0) <= MAX_FEW);
-      const lines = group.classList.contains("sa-compare")
-        ? range(Math.max(0, ...tables.map((table) => table.length))).flatMap((n) =>
-            tables.flatMap((table) => table[n] ?? []),
-          )
-        : tables.flat();
-      for (const line of lines) {
-        const kept = [...line.cells].filter((td) => this.view.cells.has(td) && this.concerns(td, token));
-        found.push(...(few || token !== "" ? kept : kept.slice(0, 1)));
-      }
-    }
-    return found.length ? found.map((td) => ({ stage, td })) : [{ stage, td: null }];
+  /** @type {(stage: Stage) => Step[]} */
+  stepsOf(stage) {
+    const found = stage.lines.flatMap((line) => {
+      const grids = line.grids.filter(({ node }) => !node.editable);
+      const few = grids.every(({ rows, columns }) => rows.length * (columns.length + 1) <= MAX_FEW);
+      const rows = grids.flatMap((grid) => grid.rows.map((_, r) => ({ stage, grid, r })));
+      if (line.compared) rows.sort((a, b) => a.r - b.r);
+      return rows.flatMap((row) => {
+        const kept = row.grid.columns.map((_, c) => ({ ...row, c })).filter((step) => this.concerns(step));
+        return few || this.token !== "" ? kept : kept.slice(0, 1);
+      });
+    });
+    return found.length ? found : [{ stage, r: 0, c: 0 }];
   }
 
-  /** @type {(td: HTMLTableCellElement, token: string) => boolean} whether a number is in a token's row or table */
-  concerns(td, token) {
-    const { node, i } = this.view.cellOf(td);
-    if (!node || token === "" || !TOKENS.test(node.rows)) return true;
-    return String(node.op === "pairs" ? node.options.query : i) === token;
-  }
-
-  /** @param {string} token whose rows are marked */
-  markRows(token) {
-    const { root, cells } = this.view;
-    for (const line of root.querySelectorAll("tr.sa-row")) line.classList.remove("sa-row");
-    if (token === "") return;
-    for (const td of root.querySelectorAll("table.sa-m:not([data-t]) tbody td")) {
-      const cell = cells.get(td);
-      const rows = (cell?.node ?? cell?.difference?.a)?.rows;
-      if (rows && TOKENS.test(rows) && String(cell?.i) === token) td.parentElement?.classList.add("sa-row");
-    }
+  /** @type {(step: { grid: Grid, r: number, c: number }) => boolean} whether a number is in the token's row or table */
+  concerns({ grid, r, c }) {
+    const { node } = grid;
+    if (this.token === "" || !TOKENS.test(node.rows)) return true;
+    return String(node.op === "pairs" ? node.options.query : grid.cell(r, c).i) === this.token;
   }
 
   count() {
@@ -94,41 +78,40 @@ export class Walk {
   }
 
   /** @param {Step} step */
-  show({ stage, td }) {
+  show({ stage, grid, r, c }) {
     const { view } = this;
     view.lesson.show(view);
     view.lesson.showAll(true);
-    view.open(stage, true);
-    for (const other of view.stages) other.classList.toggle("sa-now", other === stage);
-    if (view.places) view.places.selectedIndex = view.stages.indexOf(stage);
-    view.pinned = td;
-    view.light(td);
+    stage.open(true);
+    if (view.stale.has(stage)) stage.draw();
+    for (const other of view.stages) other.node.classList.toggle("sa-now", other === stage);
+    if (view.chosen) view.chosen.selectedIndex = view.stages.indexOf(stage);
+    view.pinned = grid?.heat?.cells[r][c] ?? null;
+    view.light(view.pinned);
     this.count();
-    if (td && stage.getBoundingClientRect().height > 0.8 * innerHeight) bring(td, "center");
-    else bring(stage, "nearest");
-    this.link(stage, td);
+    if (view.pinned && stage.node.getBoundingClientRect().height > 0.8 * innerHeight) bring(view.pinned, "center");
+    else bring(stage.node, "nearest");
+    this.link(stage, grid?.cell(r, c));
   }
 
-  /** @param {HTMLTableCellElement} td the number at the pointer or focus: the next step continues from it */
-  arrive(td) {
-    const { view } = this;
-    const found = this.steps.findIndex((step) => step.td === td);
+  /** @type {(grid: Grid, r: number, c: number) => void} a number has the focus: the next step continues from it */
+  arrive(grid, r, c) {
+    const { view } = this, { stage } = grid;
+    const found = this.steps.findIndex((step) => step.grid === grid && step.r === r && step.c === c);
     if (found >= 0) {
       this.at = found;
       this.count();
     }
-    const stage = stageOf(td);
-    if (view.places) view.places.selectedIndex = view.stages.indexOf(stage);
-    this.link(stage, td);
+    if (view.chosen) view.chosen.selectedIndex = view.stages.indexOf(stage);
+    this.link(stage, grid.cell(r, c));
   }
 
   /**
    * Make the address a link to this number; in a notebook stages have no ids, and the address does not change.
-   * @type {(stage: HTMLElement, td: HTMLTableCellElement | null) => void}
+   * @type {(stage: Stage, cell?: Cell) => void}
    */
-  link(stage, td) {
-    if (!stage.id) return;
-    this.address(`#${stage.id}${td ? `&row=${this.view.cellOf(td).i}` : ""}`);
+  link({ node }, cell) {
+    if (node.id) this.address(`#${node.id}${cell ? `&row=${cell.i}` : ""}`);
   }
 
   /** @param {string} address */
@@ -154,27 +137,18 @@ export class Walk {
   /** @param {string} hash */
   goToHash(hash) {
     const [, id, row] = /^#(.*?)(?:&row=(\d+))?$/.exec(hash) ?? [];
-    const stage = this.view.stages.find((s) => s.id && s.id === id);
+    this.view.build();
+    const stage = this.view.stages.find(({ node }) => node.id && node.id === id);
     if (stage) this.goTo(stage, row);
   }
 
-  /** @type {(stage: HTMLElement, row?: string) => void} */
+  /** @type {(stage: Stage, row?: string) => void} */
   goTo(stage, row = "") {
     this.stop();
-    const fits = (/** @type {Step} */ s) =>
-      s.stage === stage && (!s.td || row === "" || this.view.cellOf(s.td).i === Number(row));
+    const fits = (/** @type {Step} */ { grid, r, c, ...step }) =>
+      step.stage === stage && (!grid || row === "" || grid.cell(r, c).i === Number(row));
     const found = this.steps.findIndex(fits);
-    this.at = found >= 0 ? found : this.steps.findIndex((s) => s.stage === stage);
+    this.at = found >= 0 ? found : this.steps.findIndex((step) => step.stage === stage);
     this.show(this.steps[this.at]);
   }
-}
-
-/** @param {HTMLTableElement} table @returns its rows without those that mark a gap */
-export function linesOf(table) {
-  return [...table.tBodies[0].rows].filter((line) => !line.classList.contains("sa-gap"));
-}
-
-/** @param {Element} inside */
-export function stageOf(inside) {
-  return /** @type {HTMLElement} */ (inside.closest(".sa-stage"));
 }

@@ -29,9 +29,10 @@ export class Words {
     return filled(this.texts[key], values);
   }
 
-  /** @type {(list: string, index: number) => string} */
-  label(list, index) {
-    return list && this.labels[list] ? this.labels[list][index] : String(index);
+  /** @type {(node: NodeOfPage, second: NodeOfPage, axis: "rows" | "columns", index: number) => string} of two texts */
+  labelOf(node, second, axis, index) {
+    const [x, y] = [node, second].map((each) => this.labels[each[axis]]?.[index] ?? String(index));
+    return x === y ? x : `${x} → ${y}`;
   }
 
   /**
@@ -39,19 +40,16 @@ export class Words {
    * a sheet its matrix is `called` so, and words that are there twice have their places.
    * @type {(cell: Cell, head?: boolean, called?: string) => Child[]}
    */
-  name({ node, difference, i, j }, head = true, called = "") {
-    const first = node ?? difference?.a, second = node ?? difference?.b;
-    if (!first || !second) return [];
+  name({ node, second, i, j }, head = true, called = "") {
     /** @type {Child[]} */
     const inside = [];
     for (const [axis, index] of /** @type {const} */ ([["rows", i], ["columns", j]])) {
-      if (first[axis] === "one") continue;
-      const [x, y] = [this.label(first[axis], index), this.label(second[axis], index)];
-      const all = called && this.labels[first[axis]];
-      const place = all && all.indexOf(x) !== all.lastIndexOf(x) ? ` (${index})` : "";
-      inside.push(inside.length ? ", " : "", element("bdi", {}, x === y ? x : `${x} → ${y}`), place);
+      if (node[axis] === "one") continue;
+      const label = this.labelOf(node, second ?? node, axis, index), all = called && this.labels[node[axis]];
+      const place = all && all.indexOf(label) !== all.lastIndexOf(label) ? ` (${index})` : "";
+      inside.push(inside.length ? ", " : "", element("bdi", {}, label), place);
     }
-    const name = (difference ? `${this.texts.difference}: ` : "") + (head ? first.where : "") + (called || first.name);
+    const name = (second ? `${this.texts.difference}: ` : "") + (head ? node.where : "") + (called || node.name);
     return inside.length ? [name, "[", ...inside, "]"] : [name];
   }
 
@@ -77,8 +75,8 @@ export class Words {
    * How a number is computed, in figures, with ≈ where a figure is rounded; null for a given number.
    * @param {Cell} cell @param {boolean} [guessed] the reader is to find the result
    */
-  spell({ node, difference, i, j }, guessed = false) {
-    const { numbers } = this;
+  spell(cell, guessed = false) {
+    const { numbers } = this, { node, second, i, j } = cell;
     let rounded = false;
     const figure = (/** @type {NodeOfPage} */ n, /** @type {number} */ row, /** @type {number} */ column) => {
       const text = numbers.text(n, row, column);
@@ -87,13 +85,11 @@ export class Words {
       return text;
     };
     let formula, result;
-    if (difference) {
-      const { a, b, digits } = difference;
-      formula = `${figure(b, i, j)} - ${paren(figure(a, i, j), true)}`;
-      result =
-        numbers.hidden(a, i, j) || numbers.hidden(b, i, j) ? "?" : this.write(numbers.minus(difference, i, j), digits);
+    if (second) {
+      formula = `${figure(second, i, j)} - ${paren(figure(node, i, j), true)}`;
+      result = numbers.isHidden(cell) ? "?" : this.write(numbers.valueOf(cell), Math.max(node.digits, second.digits));
     } else {
-      const op = node && OPS[node.op];
+      const op = OPS[node.op];
       if (!op) return null;
       const args = numbers.args(node);
       /** @type {Figure} */
@@ -109,18 +105,18 @@ export class Words {
 
   /** @type {(cell: Cell, guessed?: boolean) => Child[]} its name, and how it is computed, for the line below a stage */
   sentence(cell, guessed = false) {
-    const { node, i, j } = cell;
+    const { node, second, i, j } = cell;
     const spelled = this.spell(cell, guessed);
     /** @type {Child[]} */
     const line = [element("b", {}, ...this.name(cell)), " = "];
     if (spelled !== null) line.push(element("span", { className: "sa-sum" }, spelled));
-    else if (node) {
+    else {
       line.push(
         `${this.numbers.text(node, i, j)}, `,
         this.texts[node.name === "mask" ? "can be closed" : node.editable ? "can be changed" : "is given"],
       );
     }
-    if (node && this.numbers.moved(node, i, j)) {
+    if (!second && this.numbers.moved(node, i, j)) {
       const before = this.write(node.kernel.at(i, j), node.decimals);
       line.push(" ", element("i", {}, this.fill("was", { before })));
     }

@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from pages import data_of
 from sentences import assert_no_sentence_but, assert_of_one_language, assert_of_terms, assert_translated, said
 
 import selfattn as sa
@@ -40,9 +41,9 @@ def test_a_page_of_a_fault_says_it_in_its_language():
         ("de", "Die Softmax geht über die Queries (Achse −2)", "Ihre 0"),
         ("fr", "Le softmax porte sur les requêtes (axe −2)", "la vôtre 0"),
     ):
-        html = verdict.page(lang=lang).html
-        assert f"{sentence} " in html and "0.74" in html and whose in html
-        assert "The softmax" not in html and "yours" not in html
+        said = str(data_of(verdict.page(lang=lang).html))
+        assert f"{sentence} " in said and "0.74" in said and whose in said
+        assert "The softmax" not in said and "yours" not in said
 
 
 def test_no_script_and_no_markup_has_a_sentence_of_its_own():

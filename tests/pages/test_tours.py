@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from pages import Reader
+from pages import matrices
 
 import selfattn as sa
 from selfattn import nn, tutorials, views
@@ -27,7 +27,7 @@ def test_five_to_seven_stops_each_with_a_guess(name):
         assert 2 <= len(stop.options) <= 4 and len(set(stop.options)) == len(stop.options)
         assert stop.options[stop.right] and stop.ask.endswith("?") and stop.reveal
         for node, *_ in (*stop.before, *stop.after):
-            assert f'data-node="{node}"' in page.views[stop.view]
+            assert f'"id":"{node}"' in page.views[stop.view]
         assert stop.hide in ("", "scores", "weights", "output")
     for without in ({"exercise": True}, {"text": {"illustrated": "a b c"}.get(name, "bank")}):
         if without.get("text") == "bank" and name not in ("first_principles", "sentence_embeddings"):
@@ -144,7 +144,8 @@ def holds(table, matrix):
 @pytest.mark.parametrize("compute", tutorials.TUTORIALS, ids=lambda compute: compute.__name__)
 def test_what_is_compared_is_on_the_page(compute):
     """The kernels compute these tensors, head by head."""
-    tables = [table.numbers for table in Reader(views.tutorial_page(compute.__name__).html).tables]
+    views_of = views.tutorial_page(compute.__name__).views
+    tables = [matrix for view in views_of for matrix in matrices(view).values()]
     tables += [table.T for table in tables]
     for comparison in compute(np.float64).comparisons:
         if comparison.name.startswith("sentence embedding"):

@@ -64,6 +64,7 @@ def visit(browser, tmp_path):
         page.goto(path.as_uri() + fragment)
         if unfold:
             page.evaluate(UNFOLD)
+            page.wait_for_selector("[data-stale]", state="detached")
         return page
 
     yield open_page

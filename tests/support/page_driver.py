@@ -60,7 +60,7 @@ def then(scripts, more):
 def cell(page, stage, node, i, j, *, transposed=False):
     """A cell of a table of a stage, by its row and column in the table."""
     t = "[data-t]" if transposed else ":not([data-t])"
-    rows = page.locator(f"[data-stage='{stage}'] table[data-node='{node}']{t} tbody tr")
+    rows = page.locator(f"[data-stage='{stage}'] table[data-node='{node}']{t} tbody tr:not(.sa-gap)")
     return rows.nth(i).locator("td").nth(j)
 
 
@@ -75,11 +75,13 @@ def numbers_of(table):
 
 def table(page, stage, node):
     """The numbers of a matrix in a stage."""
+    settle(page)
     return numbers_of(page.locator(f"[data-stage='{stage}'] table[data-node='{node}']:not([data-t])").first)
 
 
 def lit(page, colour, stage=None):
     """The highlighted numbers, as node[row,column] in the table that shows them."""
+    settle(page)
     where = f"[data-stage='{stage}'] " if stage else ".sa-details "
     return page.eval_on_selector_all(
         f"{where}td.sa-{colour}",
@@ -121,7 +123,7 @@ def assert_nothing_runs(page, token):
     page.wait_for_selector("[data-live]")
     page.locator("button:visible").last.click()
     page.wait_for_function("token => document.body.innerText.includes(token)", arg=token)
-    assert page.locator("img").count() == 0
+    assert page.locator("img:not(.sa-still img)").count() == 0
 
 
 def in_a_cell(widget):
@@ -147,13 +149,19 @@ def change(page, stage, node, i, j, text):
     cell(page, stage, node, i, j).dblclick()
     page.keyboard.type(text)
     page.keyboard.press("Enter")
+    settle(page)
+
+
+def settle(page):
+    """Wait until tables that are not in sight are written too."""
+    page.wait_for_selector("[data-stale]", state="detached")
 
 
 # Points at every cell of every table: its sum, its text, the text of its first source.
 SPELLED = """() => {
     const found = [];
     let n = 0;
-    for (const td of document.querySelectorAll(".sa-result tbody td, .sa-diff tbody td")) {
+    for (const td of document.querySelectorAll(".sa-result tbody td, [data-a] tbody td")) {
         td.dispatchEvent(new PointerEvent("pointerover", {bubbles: true, screenX: ++n}));
         const sum = td.closest(".sa-stage").querySelector(".sa-sum");
         const source = td.closest(".sa-steps").querySelector("td.sa-a"); // what a number is taken from as it is

@@ -1,8 +1,8 @@
-"""Steps that the tests of the pages share, and readers of their tables and data."""
+"""Steps that the tests of the pages share, and readers of their elements and data."""
 
+import base64
 import json
 import re
-from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -152,54 +152,40 @@ PAGES = {
 }
 
 
-def data_of(html, kind="sa-data"):
-    """The first data in a page that its script reads."""
-    return json.loads(re.search(rf'class="{kind}">(.*?)</script>', html, re.DOTALL)[1])
+def data_of(html, kind="sa-data", every=False):
+    """The first data in a page that its script reads, or all."""
+    found = [json.loads(data) for data in re.findall(rf'class="{kind}">(.*?)</script>', html, re.DOTALL)]
+    return found if every else found[0]
 
 
-@dataclass
-class Table:
-    """A table of the page: attributes, caption, labels, the texts of its cells."""
+def matrices(html):
+    """The matrices of a page's views by their ids, the first of each, to the last bit."""
+    return {
+        node["id"]: np.frombuffer(base64.b64decode(node["data"])).reshape(node["shape"])
+        for data in reversed(data_of(html, every=True))
+        for node in data.get("nodes", [])
+    }
 
-    attributes: dict[str, str]
-    caption: str = ""
-    columns: list[str] = field(default_factory=list)
-    rows: list[str] = field(default_factory=list)
-    cells: list[list[str]] = field(default_factory=list)
 
-    @property
-    def node(self):
-        return self.attributes.get("data-node")
-
-    @property
-    def numbers(self):
-        return np.array([[float(cell) for cell in row] for row in self.cells])
+def stage_of(html, name):
+    """A stage of the first view."""
+    return next(stage for stage in data_of(html)["stages"] if stage["name"] == name)
 
 
 class Reader(HTMLParser):
-    """Collects tables, elements, headings and text of a page."""
+    """Collects elements and text of a page."""
 
     def __init__(self, html):
         super().__init__(convert_charrefs=True)
-        self.tables, self.elements, self.text, self.scripts = [], [], [], []
+        self.elements, self.text, self.scripts = [], [], []
         self.open = []
         self.feed(html)
         self.close()
 
     def handle_starttag(self, tag, attrs):
-        attributes = dict(attrs)
-        self.elements.append((tag, attributes))
-        if tag in ("meta", "link", "input", "img"):
-            return
-        self.open.append(tag)
-        if tag == "table":
-            self.tables.append(Table(attributes))
-        if tag == "tr" and "tbody" in self.open:
-            self.tables[-1].cells.append([])
-        if tag == "td" and "tbody" in self.open:
-            self.tables[-1].cells[-1].append("")
-        if tag == "th":
-            (self.tables[-1].rows if "tbody" in self.open else self.tables[-1].columns).append("")
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "input", "img"):
+            self.open.append(tag)
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag, tag
@@ -208,25 +194,8 @@ class Reader(HTMLParser):
         self.elements.append(("comment", {}))
 
     def handle_data(self, data):
-        if self.open and self.open[-1] in ("script", "style"):
-            self.scripts.append(data)
-            return
-        self.text.append(data)
-        if "caption" in self.open:
-            self.tables[-1].caption += data
-        elif "td" in self.open and "tbody" in self.open:
-            self.tables[-1].cells[-1][-1] += data
-        elif "th" in self.open:
-            (self.tables[-1].rows if "tbody" in self.open else self.tables[-1].columns)[-1] += data
-
-    def of(self, node):
-        """The first table of a node that is not transposed."""
-        return next(t for t in self.tables if t.node == node and "data-t" not in t.attributes)
-
-    def numbers(self, node):
-        """Return the numbers of a node's first table."""
-        table = next(t for t in self.tables if t.node == node)
-        return table.numbers.T if "data-t" in table.attributes else table.numbers
+        script = self.open and self.open[-1] in ("script", "style")
+        (self.scripts if script else self.text).append(data)
 
 
 PLAIN = [f"word{n}" for n in range(len(NASTY))]

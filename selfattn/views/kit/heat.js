@@ -22,7 +22,8 @@ import { tint } from "./pictures.js";
  * @property {Kind} [kind]
  * @property {number} [side] 0 or 1: the text whose colours the weights have
  * @property {(place: Place | null) => void} [point] is called with the cell at the pointer or focus, or null
- * @property {(i: number, j: number, value: number) => void} [edit]
+ * @property {(i: number, j: number, value: number) => void} [edit] is called with what was typed, or the same number
+ * @property {(text: string) => void} [refuse] is called with text that is not a number
  * @property {boolean} [toggle] cells are 0 or 1
  * @property {(i: number, j: number) => boolean} [asks] whether a number is to be guessed
  * @property {(i: number, j: number, text: string) => void} [answer] is called with a guess
@@ -128,11 +129,11 @@ export class Heat {
 
   /** @param {Place} place where a number is to be typed, or a cell of a mask to change */
   open({ i, j }) {
-    const { edit, toggle, name, asks, answer } = this.options;
-    const td = this.cells[i][j];
+    const { edit, refuse, toggle, asks, answer, rowLabels, columnLabels } = this.options;
+    const td = this.cells[i][j], name = `${this.options.name}, ${rowLabels?.[i] ?? i}, ${columnLabels?.[j] ?? j}`;
     if (!this.matrix || td.querySelector("input")) return;
     if (asks?.(i, j)) {
-      typeInto(td, "", `${name} ${i}, ${j}`, (text, byKey) => {
+      typeInto(td, "", name, (text, byKey) => {
         if (byKey) td.focus();
         if (text) answer?.(i, j, text);
       });
@@ -140,9 +141,11 @@ export class Heat {
     if (!edit) return;
     const now = this.matrix.at(i, j);
     if (toggle) return edit(i, j, now === 0 ? 1 : 0);
-    typeInto(td, now, `${name} ${i}, ${j}`, (text, byKey) => {
-      edit(i, j, (text === null ? null : read(text)) ?? now);
+    typeInto(td, now, name, (text, byKey) => {
+      const value = text === null ? now : read(text);
       if (byKey) td.focus();
+      edit(i, j, value ?? now);
+      if (value === null) refuse?.(text ?? "");
     });
   }
 

@@ -5,8 +5,8 @@ import re
 
 import numpy as np
 import pytest
-from page_driver import VISIBLE, numbers_of
-from pages import Reader, data_of
+from page_driver import VISIBLE, numbers_of, settle
+from pages import UNFOLD, data_of, matrices
 
 import selfattn as sa
 from selfattn import views
@@ -130,6 +130,7 @@ def test_every_stop_asks_hides_and_reveals(visit, name):
     page.locator("[data-do=everything]").click()
     go, place = page.locator(".sa-lesson [data-do='tour next']"), page.locator(".sa-lesson .sa-tour-at")
     before, opening = page.locator(".sa-screen >> visible=true").inner_text(), page.evaluate(NUMBERS)
+    details = " ".join(f"{x:.2f}" for view in made.views for m in matrices(view).values() for x in m.ravel())
     for n, stop in enumerate(made.tour, 1):
         go.click()
         assert place.inner_text() == f"{n}/{len(made.tour)} {stop.name}"
@@ -156,7 +157,7 @@ def test_every_stop_asks_hides_and_reveals(visit, name):
         assert page.locator(".sa-lesson .sa-guesses .sa-no").count() == (guess != stop.right)
         assert page.locator(".sa-lesson .sa-tour-say").inner_text() == stop.reveal.replace("*", "")
         assert visible.locator(".sa-out .sa-lines").is_visible()
-        written = opening + asked + page.evaluate(NUMBERS)
+        written = opening + asked + page.evaluate(NUMBERS) + details
         if stop.name not in DERIVED:
             for number in re.findall(r"\d\.\d\d(?!\d)", stop.reveal):
                 assert number in written, (stop.name, number)
@@ -290,6 +291,18 @@ def test_keys_play_and_speed(visit):
     assert page.locator(".sa-count").inner_text() != at and place.inner_text() == "6/6 The switch"
 
 
+def tables_of(page, n):
+    """All tables of a view: what they show, their labels, their cells."""
+    page.locator("[role=tab]").nth(n).evaluate("tab => tab.click()")
+    page.evaluate(UNFOLD)
+    settle(page)
+    return page.locator(".sa-steps:not([data-hidden]) .sa-stage table").evaluate_all(
+        """all => all.map((t) => [t.caption.textContent, ...Object.values(t.dataset), t.tHead.textContent,
+            [...t.querySelectorAll("tbody th")].map((e) => e.textContent).join(" "),
+            [...t.querySelectorAll("td.sa-tinted")].map((e) => e.textContent)])"""
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "exercise", "words"),
     [
@@ -303,47 +316,39 @@ def test_own_words_make_the_page_that_python_makes(visit, name, exercise, words)
     made = views.tutorial_page(name, exercise=exercise)
     page = visit(made.html)
     fields = page.locator(".sa-reader input")
-    opening = page.locator(".sa-see").all_text_contents()
-    of_the_page = page.locator(".sa-see .sa-from").all_text_contents()
+    opening = page.locator(".sa-steps:not([data-hidden]) .sa-see").all_text_contents()
+    of_the_page = page.locator(".sa-steps:not([data-hidden]) .sa-see .sa-from").all_text_contents()
     for n, text in enumerate(words):
         fields.nth(n).fill(text.replace(" ", ", ") if name == "illustrated" else text)
     fields.first.press("Enter")
     more = {"compare": words[1]} if len(words) > 1 else {}
-    html = page.evaluate(
-        "[...document.querySelectorAll('.sa-steps table.sa-m')].map((e) => e.outerHTML).join('')"
-    )
-    both = [
-        Reader(text).tables
-        for text in (html, views.tutorial_page(name, text=words[0], exercise=exercise, **more).html)
-    ]
-    found, expected = (
-        [t for t in tables if {"data-node", "data-a"} & t.attributes.keys()] for tables in both
-    )
-    named = [
-        [(t.node, t.attributes.get("data-a"), t.caption, t.rows, t.columns) for t in tables]
-        for tables in (found, expected)
-    ]
-    assert named[0] == named[1]
-    for ours, theirs in zip(found, expected, strict=True):
-        cells = [
-            [float("nan" if cell in ("", "____") else cell) for row in t.cells for cell in row]
-            for t in (ours, theirs)
-        ]
-        # The blanks of an exercise are in other places.
-        kept = np.array(cells)[:, ~np.isnan(cells).any(axis=0)]
-        np.testing.assert_allclose(*kept, rtol=5e-3, atol=1.1e-3, err_msg=str(ours.node))
+    theirs = visit(views.tutorial_page(name, text=words[0], exercise=exercise, **more).html)
+    for n in range(page.locator("[role=tab]").count()):
+        found, expected = (tables_of(each, n) for each in (page, theirs))
+        assert [table[:-1] for table in found] == [table[:-1] for table in expected]
+        for (*names, ours), (*_, cells) in zip(found, expected, strict=True):
+            # The blanks of an exercise are in other places.
+            pairs = [pair for pair in zip(ours, cells, strict=True) if "____" not in pair]
+            both = np.array(pairs, float).reshape(-1, 2).T
+            np.testing.assert_allclose(*both, rtol=5e-3, atol=1.1e-3, err_msg=names[0])
+    opens = page.locator(".sa-lesson").get_attribute("data-opens")
+    page.locator("[role=tab]").nth(int(opens)).evaluate("tab => tab.click()")
     says = "The numbers for "
     assert says + {"attention_module": "hate"}.get(name, "") in page.locator(".sa-look").inner_text()
     page.locator(".sa-reader button").last.click()
-    assert page.locator(".sa-see").all_text_contents() == opening
+    assert page.locator(".sa-steps:not([data-hidden]) .sa-see").all_text_contents() == opening
     if not exercise:  # the tour is there for own words too, and goes back to those of which it speaks
         fields.first.fill("mud")
         fields.first.press("Enter")
-        assert page.locator(".sa-see .sa-from").all_text_contents() != of_the_page
+        assert (
+            page.locator(".sa-steps:not([data-hidden]) .sa-see .sa-from").all_text_contents() != of_the_page
+        )
         page.locator(".sa-lesson [data-do='tour next']").click()
         assert page.locator(".sa-lesson .sa-tour-at").inner_text().startswith("1/")
         assert fields.first.input_value() != "mud"
-        assert page.locator(".sa-see .sa-from").all_text_contents() == of_the_page
+        assert (
+            page.locator(".sa-steps:not([data-hidden]) .sa-see .sa-from").all_text_contents() == of_the_page
+        )
 
 
 def test_an_address_is_a_lesson(visit):
