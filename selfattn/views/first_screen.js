@@ -66,7 +66,6 @@ export class FirstScreen {
     this.strip = element("div", { className: "sa-strip", role: "group", ariaLabel: this.texts.strip });
     this.knobs = element("div", { className: "sa-knobs" });
     this.dockKnob = element("span", { className: "sa-set" });
-    this.thumbs = element("div", { className: "sa-thumbs", ariaHidden: "true" });
     const panel = element("div", { className: "sa-out" }, this.outHead, this.out.node, this.outText);
     const [first, second] = this.ribbons.map(({ node }) => node);
     this.see = element(
@@ -91,7 +90,6 @@ export class FirstScreen {
         "div",
         { className: "sa-dock-inside" },
         ...this.docked.map(({ node }) => node),
-        this.thumbs,
         this.dockKnob,
       ),
     );
@@ -204,15 +202,7 @@ export class FirstScreen {
   build() {
     /** @type {Map<string, Heat | HeatMap>} */
     this.matrices = new Map();
-    /** @type {Map<string, HeatMap>} */
-    this.tiny = new Map();
     this.fill();
-    const roles = ROLES.filter((role) => this.shows(role));
-    this.thumbs.replaceChildren(
-      ...roles.map((role) =>
-        element("span", {}, ...this.sides.map((side) => this.thumb(side, role)), this.nameOf(role)),
-      ),
-    );
     this.buildKnobs();
     this.fitted = -1;
     this.fit();
@@ -326,7 +316,7 @@ export class FirstScreen {
           ...(first ? { rowLabels: label(node.rows, rows) } : {}),
           columnLabels: label(node.columns, columns),
           toggle: role === "mask",
-          asks: node.blanks ? (i, j) => this.view.numbers.hidden(node, i, j) : undefined,
+          asks: node.blanks ? (i, j) => this.view.numbers.hidden({ node, i, j }) : undefined,
           answer: (i, j, text) => this.view.exercise?.count(this.view.exercise.judge({ node, i, j }, text)),
           edit: node.editable ? (i, j, value) => this.view.change(node, i, j, value) : undefined,
         });
@@ -336,22 +326,6 @@ export class FirstScreen {
     }
     made.node.classList.add(`sa-is-${role}`);
     this.matrices?.set(`${side} ${role}`, made);
-    return made.node;
-  }
-
-  /** @type {(side: number, role: string) => HTMLSpanElement} */
-  thumb(side, role) {
-    const node = this.nodeOf(side, role);
-    if (!node) return element("span");
-    const [rows, columns] = node.shape;
-    const made = new HeatMap({ name: "", rows, columns, side, kind: kindOf(role) });
-    made.node.classList.add(`sa-is-${role}`);
-    Object.assign(made.node.style, {
-      aspectRatio: "auto",
-      width: `${Math.min(4.5, 0.7 * columns)}em`,
-      height: `${Math.min(2.6, 0.75 * rows)}em`,
-    });
-    this.tiny?.set(`${side} ${role}`, made);
     return made.node;
   }
 
@@ -443,7 +417,7 @@ export class FirstScreen {
    */
   short(node, i, j) {
     const { numbers } = this.view;
-    return numbers.hidden(node, i, j) ? "?" : brief(node.now.at(i, j), Math.min(SHORT, node.digits));
+    return numbers.hidden({ node, i, j }) ? "?" : brief(node.now.at(i, j), Math.min(SHORT, node.digits));
   }
 
   /** @param {number} side */
@@ -550,7 +524,6 @@ export class FirstScreen {
   drawStrip({ kind, index }) {
     const row = kind === "to" ? index : -1;
     const colours = (this.colours ??= pixelColours(this.node));
-    const docked = this.dock.hasAttribute("data-shown");
     for (const role of ROLES) {
       const nodes = this.sides.flatMap((side) => this.nodeOf(side, role) ?? []);
       const size = role === "weights" ? 1 : Math.max(0, ...nodes.map((node) => largest(this.seen(node).data))) || 1;
@@ -564,15 +537,10 @@ export class FirstScreen {
             size,
             row: own,
             write: (_, i, j) => this.short(node, i, j),
-            moved: (i, j) => this.view.numbers.moved(node, i, j),
+            moved: (i, j) => this.view.numbers.moved({ node, i, j }),
           });
         } else {
           made.update({ matrix: this.seen(node), size, row: own, colours });
-        }
-        if (docked) {
-          this.tiny
-            ?.get(`${side} ${role}`)
-            ?.update({ matrix: this.seen(node), size, row: own, colours });
         }
       }
     }
@@ -588,7 +556,7 @@ export class FirstScreen {
     this.outHead.replaceChildren();
     if (!there.length) return;
     const shown = range(there[0].node.shape[1]).slice(0, 8), { word } = there[0], other = there.at(-1)?.word ?? word;
-    const hidden = shown.some((c) => there.some(({ node }) => view.numbers.hidden(node, i, c)));
+    const hidden = shown.some((c) => there.some(({ node }) => view.numbers.hidden({ node, i, j: c })));
     this.outHead.append(
       ...phrase(texts[word === other ? "coming out" : "coming out both"], { word: wordOf(word), other: wordOf(other) }),
     );
@@ -689,7 +657,7 @@ export class FirstScreen {
     const here = this.heatOf(side, role);
     if (here instanceof Heat) here.mark(place, marked.get(here));
     const all = role === "scores" ? this.chain(node) : [node];
-    const guessed = numbers.hidden(node, place.i, place.j);
+    const guessed = numbers.hidden({ node, ...place });
     const chain = guessed ? all.slice(0, 1) : all; // later numbers on the way show the answer
     this.sum.replaceChildren(
       ...chain.flatMap((each, n) => [n ? element("br") : "", ...words.sentence({ node: each, ...place }, guessed)]),

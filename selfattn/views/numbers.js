@@ -98,19 +98,14 @@ export class Numbers {
     return node.args.map((id) => this.node(id));
   }
 
-  /** @type {(node: NodeOfPage, i: number, j: number) => boolean} whether a number is still to be guessed */
-  hidden(node, i, j) {
-    return node.blanks !== null && node.blanks[i] === j && !node.revealed.has(i);
+  /** @type {(cell: Cell) => boolean} whether a number is still to be guessed */
+  hidden({ node, second = node, i, j }) {
+    return [node, second].some(({ blanks, revealed }) => blanks?.[i] === j && !revealed.has(i));
   }
 
   /** @type {(cell: Cell) => boolean} */
-  isHidden({ node, second, i, j }) {
-    return this.hidden(node, i, j) || (!!second && this.hidden(second, i, j));
-  }
-
-  /** @type {(cell: Cell) => boolean} */
-  isMoved({ node, second, i, j }) {
-    return this.moved(node, i, j) || (!!second && this.moved(second, i, j));
+  moved({ node, second = node, i, j }) {
+    return [node, second].some(({ now, kernel }) => !same(now.at(i, j), kernel.at(i, j), 0));
   }
 
   /** @type {(cell: Cell) => number} a difference is 0 if it is rounding alone */
@@ -122,12 +117,7 @@ export class Numbers {
 
   /** @type {(node: NodeOfPage, i: number, j: number) => string} */
   text(node, i, j) {
-    return this.hidden(node, i, j) ? "?" : write(node.now.at(i, j), node.digits, this.precision);
-  }
-
-  /** @type {(node: NodeOfPage, i: number, j: number) => boolean} */
-  moved(node, i, j) {
-    return !same(node.now.at(i, j), node.kernel.at(i, j), 0);
+    return this.hidden({ node, i, j }) ? "?" : write(node.now.at(i, j), node.digits, this.precision);
   }
 
   /**

@@ -99,7 +99,7 @@ export class Grid {
         : {}),
       ...(node.blanks && !second
         ? {
-            asks: (r, c) => numbers.isHidden(this.cell(r, c)),
+            asks: (r, c) => numbers.hidden(this.cell(r, c)),
             answer: (r, c, text) => view.tell(stage, view.exercise.judge(this.cell(r, c), text)),
           }
         : {}),
@@ -123,7 +123,7 @@ export class Grid {
   draw() {
     const { node, second, rows, columns, turned } = this, { numbers, words, walk } = this.stage.view;
     const heat = this.heat ?? this.make(), digits = Math.max(node.digits, second?.digits ?? 0);
-    const hidden = (/** @type {number} */ r, /** @type {number} */ c) => numbers.isHidden(this.cell(r, c));
+    const hidden = (/** @type {number} */ r, /** @type {number} */ c) => numbers.hidden(this.cell(r, c));
     const matrix = Matrix.of(rows.length, columns.length, (r, c) =>
       hidden(r, c) ? 0 : numbers.valueOf(this.cell(r, c)),
     );
@@ -131,7 +131,7 @@ export class Grid {
       matrix,
       size: second ? largest(matrix.data) : node.range,
       write: (value, r, c) => (hidden(r, c) ? "____" : words.write(value, digits)),
-      moved: (r, c) => numbers.isMoved(this.cell(r, c)),
+      moved: (r, c) => numbers.moved(this.cell(r, c)),
       row: walk.token !== "" && TOKENS.test(node.rows) && !turned ? rows.indexOf(Number(walk.token)) : -1,
     });
   }

@@ -87,7 +87,7 @@ export class Words {
     let formula, result;
     if (second) {
       formula = `${figure(second, i, j)} - ${paren(figure(node, i, j), true)}`;
-      result = numbers.isHidden(cell) ? "?" : this.write(numbers.valueOf(cell), Math.max(node.digits, second.digits));
+      result = numbers.hidden(cell) ? "?" : this.write(numbers.valueOf(cell), Math.max(node.digits, second.digits));
     } else {
       const op = OPS[node.op];
       if (!op) return null;
@@ -116,7 +116,7 @@ export class Words {
         this.texts[node.name === "mask" ? "can be closed" : node.editable ? "can be changed" : "is given"],
       );
     }
-    if (!second && this.numbers.moved(node, i, j)) {
+    if (!second && this.numbers.moved({ node, i, j })) {
       const before = this.write(node.kernel.at(i, j), node.decimals);
       line.push(" ", element("i", {}, this.fill("was", { before })));
     }
@@ -127,7 +127,7 @@ export class Words {
     const { n, most } = this.numbers.mostMoved();
     if (!most) return this.texts.unmoved;
     const { node, before, value, i, j } = most;
-    if (this.numbers.hidden(node, i, j)) return this.fill("moved", { n });
+    if (this.numbers.hidden({ node, i, j })) return this.fill("moved", { n });
     const [start, end] = this.texts["moved most"].split("{name}");
     const values = { n, before: this.write(before, node.decimals), after: this.write(value, node.digits) };
     const put = (/** @type {string} */ text) => filled(text, values);
