@@ -156,7 +156,9 @@ class WayBackPage {
     const row = (lead, sign, make) => [
       element("span", { className: "sa-side" }, lead),
       ...this.columns.flatMap((column, n) => [
-        ...(n && GROUPS.includes(column.name) ? [element("span", { className: "sa-op", ariaHidden: "true" }, sign)] : []),
+        ...(n && GROUPS.includes(column.name)
+          ? [element("span", { className: "sa-op", ariaHidden: "true" }, sign)]
+          : []),
         make(column),
       ]),
     ];
