@@ -146,7 +146,7 @@ def _small(model: nn.EmbeddingModel) -> dict[str, Any]:
 
 
 def _encoder(model: Any) -> dict[str, Any]:
-    pipeline, arrays = model.pipeline, model.arrays
+    pipeline = model.pipeline
     undone = {
         "a Dense after the pooling": any(dense for _, dense in pipeline.after),
         "a pooling without the prompt": pipeline.prompt(None) and not pipeline.include_prompt,
@@ -156,10 +156,8 @@ def _encoder(model: Any) -> dict[str, Any]:
         if there:
             raise ValueError(f"pages do not do {name}")
     found = described(model._built(model.max_positions)[0])
-    if model.type_table is not None:  # one row: all tokens have this type
-        found["types"] = arrays[model.type_table][: None if model._knows_types else 1]
     if model.pad is not None:
-        found["padRow"] = arrays[model.position_table][model.pad]
+        found["padRow"] = model.arrays[model.position_table][model.pad]
     return {
         "kind": "encoder",
         "model": found,
@@ -220,10 +218,12 @@ def tables(model: Any) -> dict[str, Any]:
     if model.tokenizer.encode_special_tokens:
         raise refuse("split_special_tokens")
     cutting = found["truncation"] or {}
+    before, after = _around(found["post_processor"])
     return {
         "normalizers": found["normalizer"],
         "cutters": found["pre_tokenizer"],
-        "frames": found["post_processor"],
+        "before": before,
+        "after": after,
         "added": found["added_tokens"],
         "model": found["model"],
         "side": str(cutting.get("direction", "right")).lower(),
@@ -235,3 +235,21 @@ def _flat(part: Any, inner: str) -> list[Any]:
     if part is None or part["type"] != "Sequence":
         return [part] if part else []
     return [each for one in part[inner] for each in _flat(one, inner)]
+
+
+def _around(parts: list[Any]) -> tuple[list[int], list[int]]:
+    """Return the ids that a tokenizer puts before and after a text alone."""
+    frame = next((part for part in parts if part["type"] != "ByteLevel"), None)
+    if frame is None:
+        return [], []
+    if frame["type"] != "TemplateProcessing":
+        return [frame["cls"][1]], [frame["sep"][1]]
+    single, special = frame["single"], frame["special_tokens"]
+    text = [n for n, each in enumerate(single) if "Sequence" in each]
+    if len(text) != 1 or any(of["type_id"] for each in single for of in each.values()):
+        raise ValueError(f"pages do not do the template of this tokenizer: {json.dumps(single)[:80]}")
+    before, after = (
+        [own for each in some for own in special[each["SpecialToken"]["id"]]["ids"]]
+        for some in (single[: text[0]], single[text[0] + 1 :])
+    )
+    return before, after

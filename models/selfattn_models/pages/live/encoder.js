@@ -15,7 +15,7 @@ import { modelOf } from "../../../../selfattn/views/live/pack.js";
 /** @typedef {import("../../../../selfattn/views/live/pack.js").Pack} Pack */
 /** @typedef {import("../../../../selfattn/views/live/worker.js").Work} Work */
 
-/** @typedef {{ ids: number[], types: number[], tokens: string[], cut: boolean }} Read a text as the model reads it */
+/** @typedef {{ ids: number[], tokens: string[], cut: boolean }} Read a text as the model reads it */
 
 /** @type {Record<string, string>} poolings of the core; max and several ones are computed here */
 const IN_CORE = { mean: "mean", cls: "first", lasttoken: "last" };
@@ -30,7 +30,7 @@ function wordsOf({ words, limit }) {
       .filter(Boolean)
       .map((word) => ids.get(word) ?? unknown)
       .filter((id) => id !== undefined);
-    return { ids: found.slice(0, limit), types: found.map(() => 0), cut: found.length > limit };
+    return { ids: found.slice(0, limit), cut: found.length > limit };
   };
   return {
     encode,
@@ -51,42 +51,42 @@ export class Encoder {
     this.model = /** @type {any} */ (kernel.transformer(model));
   }
 
-  /** @param {string} text @param {string} [pair] @returns {Read} */
-  read(text, pair) {
-    const { ids, types, cut } = this.tokenizer.encode(this.pipeline.prompt + text, pair);
-    return { ids: [...ids], types: [...types], cut, tokens: [...ids].map((id) => seen(this.tokenizer.spelled(id))) };
+  /** @param {string} text @returns {Read} */
+  read(text) {
+    const { ids, cut } = this.tokenizer.encode(this.pipeline.prompt + text);
+    return { ids, cut, tokens: ids.map((/** @type {number} */ id) => seen(this.tokenizer.spelled(id))) };
   }
 
   /**
-   * Ids; or rows, where the core would add another type or position, as `_inputs` of _text_encoder.py makes them.
-   * @type {(read: Pick<Read, "ids" | "types">) => Int32Array | Float32Array}
+   * Ids; or rows, where the core would add other positions, as `_inputs` of _text_encoder.py makes them.
+   * @type {(ids: number[]) => Int32Array | Float32Array}
    */
-  inputs({ ids, types: of }) {
-    const { pad, description: { d, table, types, positions, padRow } } = this, kinds = types ? types.length / d : 1;
-    if ((kinds === 1 || !of.some(Boolean)) && !ids.includes(pad)) return Int32Array.from(ids);
+  inputs(ids) {
+    const { pad, description: { d, table, tokenTypeRow: type, positions, padRow } } = this;
+    if (!ids.includes(pad)) return Int32Array.from(ids);
     const rows = new Float32Array(ids.length * d), groups = Math.ceil(d / GROUP);
     let place = 0;
     ids.forEach((id, i) => {
-      const row = id === pad ? padRow : positions.subarray(place++ * d), type = Math.min(of[i], kinds - 1) * d;
+      const row = id === pad ? padRow : positions.subarray(place++ * d);
       for (let c = 0; c < d; c++) {
         const word =
           table instanceof Float32Array
             ? table[id * d + c]
             : Math.fround(table.values[id * d + c] * table.scale[id * groups + Math.floor(c / GROUP)]);
-        rows[i * d + c] = Math.fround((types ? Math.fround(word + types[type + c]) : word) + row[c]);
+        rows[i * d + c] = Math.fround((type ? Math.fround(word + type[c]) : word) + row[c]);
       }
     });
     return rows;
   }
 
   /**
-   * @param {Pick<Read, "ids" | "types">} read
+   * @param {Pick<Read, "ids">} read
    * @param {boolean} [weights]
    * @returns {{ embedding: Float32Array, weights: Float32Array }}
    */
-  compute(read, weights = false) {
+  compute({ ids }, weights = false) {
     const { modes, scaled, width } = this.pipeline, pooling = modes.length === 1 ? IN_CORE[modes[0]] ?? null : null;
-    const found = this.model.forward(this.inputs(read), { pooling, weights });
+    const found = this.model.forward(this.inputs(ids), { pooling, weights });
     let embedding = pooling ? found.rows : pooled(found.rows, this.description.d, modes);
     if (scaled) embedding = scaledToOne(embedding);
     return { embedding: embedding.slice(0, width ?? undefined), weights: found.weights };

@@ -1,22 +1,12 @@
 /*
- * Text to the ids of a tokenizer whose tables a pack has, with the places of tokens in the text: BERT's WordPiece and
- * byte-level BPE, as Hugging Face's library `tokenizers` does them. `tables` of packs.py refuses other parts.
+ * Text to the ids of a tokenizer whose tables a pack has: BERT's WordPiece and byte-level BPE, as Hugging Face's library
+ * `tokenizers` does them. `tables` of packs.py refuses other parts.
  *
  * The library's tables of characters are older than a browser's: what they do not know is below, as ranges in
  * hexadecimal.
  */
 
 import { range } from "../../../../selfattn/views/compute.js";
-
-/**
- * A character, and where in the text it comes from, in UTF-16 units.
- * @typedef {{ c: string, from: number, to: number }} Letter
- */
-/** @typedef {{ id: number, name: string, from: number, to: number }} Token */
-/**
- * Offsets are for text.slice; [0, 0] for what a template adds.
- * @typedef {{ ids: number[], types: number[], offsets: [number, number][], cut: boolean }} Encoded
- */
 
 /** @type {(hex: string) => string} the ranges as the inside of a regular expression's brackets */
 const inBrackets = (hex) => hex.replace(/[0-9A-F]+/g, "\\u{$&}").replaceAll(" ", "");
@@ -82,74 +72,59 @@ const HIDDEN = range(256).filter((n) => !SEEN.includes(n));
 const BYTE_NAMES = range(256).map((n) => String.fromCharCode(SEEN.includes(n) ? n : 256 + HIDDEN.indexOf(n)));
 const BYTES_OF = new Map(BYTE_NAMES.map((name, n) => [name, n]));
 
-/** @type {(letters: Letter[]) => string} */
-export const textOf = (letters) => letters.map(({ c }) => c).join("");
-
 /**
  * Each character becomes any number of characters.
- * @type {(letters: Letter[], each: (c: string) => string) => Letter[]}
+ * @type {(letters: string[], each: (c: string) => string) => string[]}
  */
-const mapped = (letters, each) => letters.flatMap((letter) => Array.from(each(letter.c), (c) => ({ ...letter, c })));
+const mapped = (letters, each) => letters.flatMap((c) => Array.from(each(c)));
 
-/** @type {(letters: Letter[]) => Letter[]} */
+/** @type {(letters: string[], form: string) => string[]} */
+const inForm = (letters, form) => Array.from(letters.join("").normalize(form));
+
+/** @type {(letters: string[]) => string[]} */
 function decomposed(letters) {
   const found = mapped(letters, (c) => (c < "\x80" || NOT_COMPOSED.test(c) ? c : c.normalize("NFD")));
   // Characters whose order the library does not know.
   const newer = found.some(
-    ({ c }) => NOT_COMPOSED.test(c) || (/[\p{Mn}\u1715]/u.test(c) && !/[\u08d4-\u08e1]/.test(c) && !MARKS.test(c)),
+    (c) => NOT_COMPOSED.test(c) || (/[\p{Mn}\u1715]/u.test(c) && !/[\u08d4-\u08e1]/.test(c) && !MARKS.test(c)),
   );
-  const sorted = newer ? [] : Array.from(textOf(found).normalize("NFD"));
-  // Marks have an order; their places keep theirs, as in the library.
-  sorted.forEach((c, n) => (found[n] = { ...found[n], c }));
-  return found;
+  return newer ? found : inForm(found, "NFD");
 }
 
-/** @type {(letters: Letter[]) => Letter[]} */
-function composed(letters) {
-  /** @type {Letter[]} */
-  const found = [];
-  // A character and what may join it; the places of joined ones are near those of the library.
-  for (let n = 0, end = 1; n < letters.length; n = end++) {
-    while (end < letters.length && /[\p{M}\u1160-\u11ff]/u.test(letters[end].c)) end++;
-    const run = letters.slice(n, end), text = textOf(run), whole = text.normalize("NFC");
-    found.push(...whole === text ? run : Array.from(whole, (c, k) => ({ ...run[Math.min(k, run.length - 1)], c })));
-  }
-  return found;
-}
-
-/** @type {Record<string, (letters: Letter[], settings: any) => Letter[]>} */
+/** @type {Record<string, (letters: string[], settings: any) => string[]>} */
 export const NORMALIZERS = {
   BertNormalizer: (
     letters,
     { clean_text: clean, handle_chinese_chars: apart, strip_accents: strip, lowercase: lower },
   ) => {
     if (clean) {
-      letters = letters.filter(({ c }) => "\t\n\r".includes(c) || !(c === "\0" || c === "\ufffd" || CONTROLS.test(c)));
+      letters = letters.filter((c) => "\t\n\r".includes(c) || !(c === "\0" || c === "\ufffd" || CONTROLS.test(c)));
     }
     if (clean) letters = mapped(letters, (c) => (SPACE.test(c) ? " " : c));
     if (apart) letters = mapped(letters, (c) => (CJK.test(c) ? ` ${c} ` : c));
-    if (strip ?? lower) letters = decomposed(letters).filter(({ c }) => !MARKS.test(c));
+    if (strip ?? lower) letters = decomposed(letters).filter((c) => !MARKS.test(c));
     return lower ? NORMALIZERS.Lowercase(letters, {}) : letters;
   },
   Lowercase: (letters) => mapped(letters, (c) => c.toLowerCase()), // each alone: the last sigma of a word is a sigma
-  NFC: composed,
+  NFC: (letters) => inForm(letters, "NFC"),
   NFD: decomposed,
 };
 
-/** @type {(letters: Letter[], ends: (n: number) => boolean) => Letter[][]} cut before each place that is an end */
+/** @type {(letters: string[], ends: (n: number) => boolean) => string[][]} cut before each place that is an end */
 function cutAt(letters, ends) {
-  /** @type {Letter[][]} */
+  /** @type {string[][]} */
   const found = [];
   letters.forEach((letter, n) =>
-    n === 0 || ends(n) ? found.push([letter]) : /** @type {Letter[]} */ (found.at(-1)).push(letter),
+    n === 0 || ends(n) ? found.push([letter]) : /** @type {string[]} */ (found.at(-1)).push(letter),
   );
   return found;
 }
 
-/** @type {(letters: Letter[], pattern: RegExp) => Letter[][]} */
+/** @type {(letters: string[], pattern: RegExp) => string[][]} */
 function cutBy(letters, pattern) {
   // The library's letters and spaces, by others of the same length that a browser takes so.
-  const text = textOf(letters)
+  const text = letters
+    .join("")
     .replace(NEW_LETTERS, (c) => (c.length > 1 ? "\u{1f600}" : "\xa4"))
     .replaceAll("\ufeff", "\xa4")
     .replaceAll("\x85", "\v");
@@ -157,23 +132,23 @@ function cutBy(letters, pattern) {
     [...text.matchAll(pattern)].flatMap((match) => [match.index ?? 0, (match.index ?? 0) + match[0].length]),
   );
   let at = 0;
-  const places = letters.map(({ c }) => (at += c.length) - c.length);
+  const places = letters.map((c) => (at += c.length) - c.length);
   return cutAt(letters, (n) => ends.has(places[n]));
 }
 
-/** @type {Record<string, (words: Letter[], settings: any) => Letter[][]>} */
+/** @type {Record<string, (words: string[], settings: any) => string[][]>} */
 export const CUTTERS = {
   BertPreTokenizer: (letters) =>
-    cutAt(letters, (n) => [letters[n].c, letters[n - 1].c].some((c) => SPACE.test(c) || PUNCTUATION.test(c))).filter(
-      ([{ c }]) => !SPACE.test(c),
+    cutAt(letters, (n) => [letters[n], letters[n - 1]].some((c) => SPACE.test(c) || PUNCTUATION.test(c))).filter(
+      ([c]) => !SPACE.test(c),
     ),
   Digits: (letters, { individual_digits: alone }) => {
-    const digit = (/** @type {number} */ n) => /^\p{N}$/u.test(letters[n].c);
+    const digit = (/** @type {number} */ n) => /^\p{N}$/u.test(letters[n]);
     return cutAt(letters, (n) => (alone ? digit(n) || digit(n - 1) : digit(n) !== digit(n - 1)));
   },
   Split: (letters, { words }) => cutBy(letters, WORDS[words]),
   ByteLevel: (letters, { add_prefix_space: prefix, use_regex: cuts = true }) => {
-    const all = prefix && letters.length && letters[0].c !== " " ? [{ ...letters[0], c: " " }, ...letters] : letters;
+    const all = prefix && letters.length && letters[0] !== " " ? [" ", ...letters] : letters;
     const encoder = new TextEncoder();
     return (cuts ? cutBy(all, WORDS.gpt2) : [all]).map((word) =>
       mapped(word, (c) => Array.from(encoder.encode(c), (byte) => BYTE_NAMES[byte]).join("")),
@@ -183,13 +158,14 @@ export const CUTTERS = {
 
 export class Tokenizer {
   /** @param {any} tables of a pack */
-  constructor({ normalizers, cutters, frames, model, added, side, limit = null }) {
+  constructor({ normalizers, cutters, before, after, model, added, side, limit = Infinity }) {
     this.normalizers = normalizers;
     this.cutters = cutters;
-    this.frames = /** @type {any[]} */ (frames);
+    /** @type {number[]} ids before and after each text */ this.before = before;
+    this.after = /** @type {number[]} */ (after);
     this.model = model;
     this.side = side;
-    /** @type {number | null} the most tokens, with those that a template adds */ this.limit = limit;
+    this.limit = limit; // the most tokens, with those before and after
     this.bytewise = model.type === "BPE";
     /** @type {Map<string, number>} */ this.ids = new Map(Object.entries(model.vocab));
     /** @type {Map<string, number>} */ this.ranks = new Map(
@@ -206,10 +182,10 @@ export class Tokenizer {
     this.marks = added.length ? new RegExp(escaped.join("|"), "gu") : null;
   }
 
-  /** @param {string} text @returns {Token[]} without those that a template adds */
+  /** @param {string} text @returns {number[]} without those before and after it */
   tokens(text) {
     text = text.replace(/\p{Cs}/gu, "\ufffd"); // halves of pairs, which no file can hold
-    /** @type {Token[]} */
+    /** @type {number[]} */
     const found = [];
     let begin = 0;
     for (const match of this.marks ? text.matchAll(this.marks) : []) {
@@ -217,73 +193,54 @@ export class Tokenizer {
       let from = match.index ?? 0, to = from + match[0].length;
       if (token.lstrip) while (from > begin && SPACE.test(text[from - 1])) from--;
       if (token.rstrip) while (to < text.length && SPACE.test(text[to])) to++;
-      this.plain(text, begin, from, found);
-      found.push({ id: token.id, name: text.slice(from, to), from, to });
+      found.push(...this.plain(text.slice(begin, from)), token.id);
       begin = to;
     }
-    this.plain(text, begin, text.length, found);
-    return found;
+    return [...found, ...this.plain(text.slice(begin))];
   }
 
-  /** @type {(text: string, begin: number, end: number, found: Token[]) => void} */
-  plain(text, begin, end, found) {
-    let at = begin;
-    let letters = Array.from(text.slice(begin, end), (c) => ({ c, from: at, to: (at += c.length) }));
+  /** @param {string} text without added tokens @returns {number[]} */
+  plain(text) {
+    let letters = Array.from(text);
     for (const each of this.normalizers) letters = NORMALIZERS[each.type](letters, each);
     let words = letters.length ? [letters] : [];
     for (const each of this.cutters) words = words.flatMap((word) => CUTTERS[each.type](word, each));
-    for (const word of words) found.push(...this.bytewise ? this.merged(word) : this.pieces(word));
+    return words.flatMap((word) => (this.bytewise ? this.merged(word) : this.pieces(word)));
   }
 
   /**
    * The longest pieces from the left; a word that has none is unknown as a whole.
-   * @type {(word: Letter[]) => Token[]}
+   * @type {(letters: string[]) => number[]}
    */
-  pieces(word) {
+  pieces(letters) {
     const { unk_token: unknown, continuing_subword_prefix: prefix, max_input_chars_per_word: most } = this.model;
-    const letters = word.map(({ c }) => c),
-      nothing = [{ id: this.ids.get(unknown) ?? 0, name: unknown, from: word[0].from, to: word[word.length - 1].to }];
-    /** @type {Token[]} */
     const found = [];
     for (let from = 0, end = 0; from < letters.length; from = end) {
-      let name = "";
+      let id;
       for (end = letters.length > most ? from : letters.length; end > from; end--) {
-        if (this.ids.has((name = (from ? prefix : "") + letters.slice(from, end).join("")))) break;
+        id = this.ids.get((from ? prefix : "") + letters.slice(from, end).join(""));
+        if (id !== undefined) break;
       }
-      if (end === from) return nothing;
-      found.push({ id: this.ids.get(name) ?? 0, name, from: word[from].from, to: word[end - 1].to });
+      if (id === undefined) return [this.ids.get(unknown) ?? 0];
+      found.push(id);
     }
     return found;
   }
 
   /**
    * Letters are bytes; the pair of the least rank is joined first, from the left.
-   * @type {(word: Letter[]) => Token[]}
+   * @type {(word: string[]) => number[]}
    */
   merged(word) {
-    const make = (/** @type {string} */ name, /** @type {number} */ from, /** @type {number} */ to) => ({
-      id: this.ids.get(name) ?? -1,
-      name,
-      from,
-      to,
-    });
-    const whole = textOf(word), { ignore_merges: ignores, unk_token: unknown } = this.model;
-    if (ignores && this.ids.has(whole)) return [make(whole, word[0].from, word[word.length - 1].to)];
-    // A byte that is no token is left out; the library then counts on from where it was, in bytes of UTF-8.
-    const bytes = (/** @type {Letter} */ { c }) => (c > "\x7f" ? 2 : 1),
-      spread = word.flatMap((letter) => Array(bytes(letter)).fill(letter));
-    let at = 0;
-    let parts = word.filter(({ c }) => this.ids.has(c) || unknown).map((letter) => {
-      const { from } = spread[at], { to } = spread[(at += bytes(letter)) - 1];
-      return make(this.ids.has(letter.c) ? letter.c : unknown, from, to);
-    });
-    const rank = (/** @type {Token} */ a, /** @type {Token | undefined} */ b) =>
-      b ? (this.ranks.get(`${a.name} ${b.name}`) ?? Infinity) : Infinity;
+    const whole = word.join(""), { ignore_merges: ignores, unk_token: unknown } = this.model, { ids } = this;
+    let parts = ignores && ids.has(whole) ? [whole] : word.flatMap((c) => (ids.has(c) ? c : unknown ?? []));
+    const rank = (/** @type {string} */ a, /** @type {string | undefined} */ b) =>
+      this.ranks.get(`${a} ${b}`) ?? Infinity;
     for (;;) {
       const ranks = parts.map((part, n) => rank(part, parts[n + 1])),
         least = ranks.reduce((a, b) => Math.min(a, b), Infinity);
-      if (least === Infinity) return parts;
-      /** @type {Token[]} */
+      if (least === Infinity) return parts.map((name) => ids.get(name) ?? -1);
+      /** @type {string[]} */
       const next = [];
       let lower = false; // a pair that is new comes first
       for (let n = 0; n < parts.length; n++) {
@@ -291,80 +248,19 @@ export class Tokenizer {
           next.push(parts[n]);
           continue;
         }
-        const joined = make(parts[n].name + parts[n + 1].name, parts[n].from, parts[n + 1].to), before = next.at(-1);
+        const before = next.at(-1) ?? "", joined = parts[n] + parts[++n];
         next.push(joined);
-        n++;
-        lower = Math.min(rank(joined, parts[n + 1]), before ? rank(before, joined) : Infinity) < least;
+        lower = Math.min(rank(joined, parts[n + 1]), rank(before, joined)) < least;
       }
       parts = next;
     }
   }
 
-  /** @param {string} text @param {string} [pair] @returns {Encoded} */
-  encode(text, pair) {
-    const texts = [this.tokens(text), ...pair === undefined ? [] : [this.tokens(pair)]];
-    const plan = this.plan(texts.length === 2),
-      room = Math.max(0, (this.limit ?? Infinity) - plan.filter((each) => each.token).length);
-    const [short, long] = texts.map((tokens) => tokens.length).sort((a, b) => a - b), cut = short + (long ?? 0) > room;
-    if (cut) {
-      // the longer text loses tokens first
-      const half = Math.floor(room / 2),
-        most = long === undefined || short > half ? [half, room - half] : [short, room - short];
-      const first = texts.length === 1 ? [room] : texts[0].length <= texts[1].length ? most : [most[1], most[0]];
-      texts.forEach(
-        (tokens, n) =>
-          (texts[n] =
-            this.side === "left"
-              ? tokens.slice(tokens.length - Math.min(first[n], tokens.length))
-              : tokens.slice(0, first[n])),
-      );
-    }
-    for (const frame of this.frames) {
-      if (frame.trim_offsets) {
-        texts.forEach((tokens, n) => trimmed(tokens, frame.add_prefix_space, n ? (pair ?? "") : text));
-      }
-    }
-    /** @type {{ token: Token, type: number }[]} */
-    const all = plan.flatMap(({ token, of, type }) =>
-      (token ? [token] : texts[of]).map((each) => ({ token: each, type })),
-    );
-    return {
-      ids: all.map(({ token }) => token.id),
-      types: all.map(({ type }) => type),
-      offsets: all.map(({ token: { from, to } }) => [from, to]),
-      cut,
-    };
-  }
-
-  /**
-   * What a template says: added tokens and texts.
-   * @type {(two: boolean) => { token?: Token, of: number, type: number }[]}
-   */
-  plan(two) {
-    const frame = this.frames.find(({ type }) => type !== "ByteLevel");
-    const text = (/** @type {number} */ of, /** @type {number} */ type) => ({ of, type });
-    const mark = (/** @type {number} */ id, /** @type {number} */ type) => ({
-      token: { id, name: this.names.get(id) ?? "", from: 0, to: 0 },
-      of: 0,
-      type,
-    });
-    if (!frame) return two ? [text(0, 0), text(1, 1)] : [text(0, 0)];
-    if (frame.type === "TemplateProcessing") {
-      return (two ? frame.pair : frame.single).flatMap((/** @type {any} */ each) =>
-        each.Sequence
-          ? [text(each.Sequence.id === "A" ? 0 : 1, each.Sequence.type_id)]
-          : frame.special_tokens[each.SpecialToken.id].ids.map((/** @type {number} */ id) =>
-              mark(id, each.SpecialToken.type_id),
-            ),
-      );
-    }
-    const { sep: [, sep], cls: [, cls] } = frame, bert = frame.type === "BertProcessing" ? 1 : 0;
-    return [
-      mark(cls, 0),
-      text(0, 0),
-      mark(sep, 0),
-      ...(two ? [...(bert ? [] : [mark(sep, 0)]), text(1, bert), mark(sep, bert)] : []),
-    ];
+  /** @type {(text: string) => { ids: number[], cut: boolean }} */
+  encode(text) {
+    const ids = this.tokens(text), room = Math.max(0, this.limit - this.before.length - this.after.length);
+    const kept = this.side === "left" ? ids.slice(Math.max(0, ids.length - room)) : ids.slice(0, room);
+    return { ids: [...this.before, ...kept, ...this.after], cut: ids.length > room };
   }
 
   /** @type {(id: number) => string} a token as it reads in a text; bytes of an unfinished character as <0x…> */
@@ -392,23 +288,4 @@ export class Tokenizer {
     });
     return new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes));
   }
-}
-
-/**
- * Spaces at the ends of byte-level tokens do not belong to their places.
- * @type {(tokens: Token[], prefix: boolean, text: string) => void}
- */
-function trimmed(tokens, prefix, text) {
-  tokens.forEach((token, n) => {
-    const space = /^[Ġ\p{White_Space}]*/u.exec(token.name)?.[0].length ?? 0,
-      last = /[Ġ\p{White_Space}]*$/u.exec(token.name)?.[0].length ?? 0;
-    const letters = Array.from(text.slice(token.from, token.to)),
-      first = prefix && space === 1 && (n === 0 || token.from === 0);
-    const from = first ? token.from : token.from + letters.slice(0, space).join("").length;
-    tokens[n] = {
-      ...token,
-      from,
-      to: last ? Math.max(token.to - letters.slice(-last).join("").length, from) : token.to,
-    };
-  });
 }

@@ -58,7 +58,7 @@ COMPUTE = """async ([wasm, drawn]) => {
 
 
 def drawn_encoder(rng):
-    """Return a drawn encoder, and tokens and types to read."""
+    """Return a drawn encoder, and tokens to read."""
     heads, width = int(rng.choice([1, 2, 3])), int(rng.choice([2, 5, 16, 33]))
     d, family, vocabulary = heads * width, str(rng.choice(list(FAMILIES))), int(rng.integers(20, 60))
     names = "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act"
@@ -76,27 +76,19 @@ def drawn_encoder(rng):
     model.pipeline.after = [("2_Normalize", None)] if rng.random() < 0.5 else []
     model.pipeline.truncate_dim = d // 2 if rng.random() < 0.3 else None
     model.tokenizer = word_piece()
-    reads = []
-    for length in rng.choice([1, 2, 3, 16, 17, 64], 2).tolist():
-        first = int(rng.integers(length + 1)) if family == "bert" else length
-        reads.append(
-            {
-                "ids": rng.integers(1, vocabulary, length).tolist(),
-                "types": [0] * first + [1] * (length - first),
-            }
-        )
+    lengths = rng.choice([1, 2, 3, 16, 17, 64], 2).tolist()
+    reads = [{"ids": rng.integers(1, vocabulary, length).tolist()} for length in lengths]
     return model, reads
 
 
 def computed(model, read):
     """The embedding, and the weights of all heads: layer by layer, by the functions of arrays."""
-    ids, starts, types = np.array(read["ids"]), np.array([0, len(read["ids"])]), np.array(read["types"])
-    types, modes = types if types.any() else None, model.pipeline.modes
+    ids, starts, modes = np.array(read["ids"]), np.array([0, len(read["ids"])]), model.pipeline.modes
     if len(modes) == 1 and modes[0] in _pipeline.IN_CORE:
-        row = model._rows(ids, starts, _pipeline.IN_CORE[modes[0]], types)
+        row = model._rows(ids, starts, _pipeline.IN_CORE[modes[0]])
     else:
-        row = _pipeline.pool(model._rows(ids, starts, None, types), starts, modes, [0])
-    settings, rows = model._inputs(model._built(len(ids))[0], ids, starts, types)
+        row = _pipeline.pool(model._rows(ids, starts), starts, modes, [0])
+    settings, rows = model._inputs(model._built(len(ids))[0], ids, starts, None)
     shown = []
     for layer, x in zip(settings.layers, states(settings, rows), strict=False):
         q, k = (
