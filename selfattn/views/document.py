@@ -120,7 +120,7 @@ class Document:
         parts = (self, *self.below)
         styles = dict.fromkeys(name for part in parts for name in part.styles)
         scripts = dict.fromkeys(name for part in parts for name in part.scripts)
-        bodies = "\n".join((self._still, *(part.body for part in parts)))
+        bodies = "\n".join(part._still + part.body for part in parts)
         links = "".join(
             f'<link rel="{rel}" hreflang="{lang}" href="{href}" title="{text(name)}">\n'
             for rel, lang, href, name in self.links

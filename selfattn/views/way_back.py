@@ -138,7 +138,7 @@ def way_back_page(
         [(name, np.abs(graph.nodes[node].data), queries, keys, set()) for name, node in matrices.items()],
         title,
     )
-    body = drawn_by_script("sa-way-back", lang, title, picture, data, name=captions["tab of way back"])
+    body = drawn_by_script("sa-way-back", lang, title, "", data, name=captions["tab of way back"])
     return WayBack(title, body, picture, lang, tuple(stops))
 
 
