@@ -384,10 +384,8 @@ export class GPTPage extends PackPage {
         word: wordOf(tokens[j]),
       }),
     ]);
-    this.says.replaceChildren(
-      `${this.heads[this.chosen].name}: `,
-      ...phrase(captions.takes, { word: wordOf(tokens[of]), list }),
-    );
+    const head = this.heads[this.chosen].name;
+    this.says.replaceChildren(...phrase(captions.takes, { head, word: wordOf(tokens[of]), list }));
   }
 
   /** @param {any} next */

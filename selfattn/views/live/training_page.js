@@ -253,8 +253,8 @@ class TrainingPage extends KernelPage {
     const list = likeliest
       .map((j) => filled(captions.part, { weight: fixed(weights.at(row, j), 2), word: look.tokens[j] }))
       .join(", ");
-    const takes = filled(captions.takes, { word: look.tokens[row], list });
-    this.takes.textContent = `${this.named(this.chosen)}: ${takes}.`;
+    const head = this.named(this.chosen);
+    this.takes.textContent = filled(captions.takes, { head, word: look.tokens[row], list });
   }
 }
 

@@ -171,7 +171,7 @@ def test_a_chosen_head_and_letter_show_their_weights(browser, kernels, tmp_path)
         assert letters.evaluate_all("all => all.findIndex((each) => each.ariaPressed === 'true')") == i
         row = weights[head // 4, head % 4, i]
         largest = [f"{row[j]:.2f} to {tokens[j]}" for j in np.argsort(-row, kind="stable")[:3]]
-        said = f"layer {head // 4}, head {head % 4}: {tokens[i]} gives weight {', '.join(largest)}."
+        said = f"layer {head // 4}, head {head % 4}: {tokens[i]} gives weight {', '.join(largest)}"
         assert caption.inner_text() == said
 
     check(0, len(tokens) - 1)
