@@ -42,6 +42,7 @@ const UNIT = 50, SMALL_UNIT = 26, GAP = 12, LEAST = 15;
 const NARROW = 430, TOUCHED = 32; // pixels: on a phone a finger can choose each word
 const MOST_HIGH = 560; // the default of `high`
 const BAR = 7; // width
+const TALL = 1.3; // times the width is the most height that words fill
 const THIN = 0.25; // pixels; thinner ribbons are not drawn
 const TRANSITION = 260; // milliseconds
 
@@ -194,7 +195,7 @@ export class Ribbons {
     this.width = this.field.clientWidth || 500;
     const narrow = !small && this.width < NARROW,
       least = (narrow ? TOUCHED : LEAST) * type,
-      filled = this.options.room?.() ?? 0,
+      filled = Math.min(this.options.room?.() ?? 0, TALL * this.width),
       fair = (filled || (this.options.high ?? MOST_HIGH) * type) / n;
     const whole = small ? SMALL_UNIT : filled ? Infinity : narrow ? 0.7 * UNIT : UNIT;
     const unit = small
