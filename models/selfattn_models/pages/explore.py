@@ -340,10 +340,7 @@ def _body(
         for n, layer in enumerate(found)
     )
     read = "".join(f"<p><bdi>{escaped(' '.join(each.queries))}</bdi></p>" for each in texts)
-    shown = (
-        f"{read}\n<noscript><p>{escaped(names['no script'])}</p></noscript>\n"
-        f'<table class="sa-habits"><caption>{escaped(names["table"])}</caption>{rows}</table>'
-    )
+    shown = f'{read}\n<table class="sa-habits"><caption>{escaped(names["table"])}</caption>{rows}</table>'
     return drawn_by_script("sa-explorer", names["lang"], title, shown, data, b"".join(store.parts))
 
 

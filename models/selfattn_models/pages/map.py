@@ -13,7 +13,7 @@ import numpy.typing as npt
 from selfattn.engine import Array, as_array, bar, is_float, quoted, search_rows, unit_rows
 from selfattn.views.document import Document, drawn_by_script, svg_picture
 from selfattn.views.language import fill, in_language
-from selfattn.views.writing import short, text, token_list
+from selfattn.views.writing import short, token_list
 from selfattn_models.pages.texts import MAP, PACKAGE, own
 
 __all__ = ["CorpusMap", "corpus_map"]
@@ -126,9 +126,8 @@ def corpus_map(
         for (x, y), fill in zip(places, fills, strict=True)
     ]
     picture = svg_picture(SIDE, SIDE, title, "".join(dots))
-    without = f"<noscript><p>{text(captions['no script'])}</p>{picture}</noscript>"
     packed = b"".join(part.tobytes() for part in parts)
-    body = drawn_by_script("sa-corpus-map", lang, title, without, data, packed)
+    body = drawn_by_script("sa-corpus-map", lang, title, "", data, packed)
     return CorpusMap(title, body, picture, lang)
 
 
