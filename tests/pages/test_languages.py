@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 from pages import data_of
-from sentences import assert_no_sentence_but, assert_of_one_language, assert_of_terms, assert_translated, said
+from sentences import (
+    assert_names_are_used,
+    assert_no_sentence_but,
+    assert_of_one_language,
+    assert_of_terms,
+    assert_translated,
+    said,
+)
 
 import selfattn as sa
 from selfattn import views
@@ -46,7 +53,8 @@ def test_a_page_of_a_fault_says_it_in_its_language():
         assert "The softmax" not in said and "yours" not in said
 
 
-def test_no_script_and_no_markup_has_a_sentence_of_its_own():
+def test_scripts_and_markup_have_every_sentence_by_its_name_and_none_of_their_own():
+    assert_names_are_used(language.VIEWS)
     names = {name for part in language.read("en").values() for name in part}
     assert_no_sentence_but(names, VIEWS)
 

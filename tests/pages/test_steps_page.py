@@ -137,7 +137,8 @@ def test_without_scripts_there_are_first_a_sentence_the_picture_and_what_it_show
         still = re.search(r"<div class=\"sa-still\"><p>(.*?)</p><p><img [^>]*></p><p>(.*?)</p></div>", html)
         sentence, about = still.groups()
         assert (
-            "Trust Notebook" in sentence and {"en": "darker is more", "de": "Dunkler ist mehr"}[lang] in about
+            "Trust Notebook" in sentence
+            and {"en": "darker is more", "de": "je dunkler, desto größer"}[lang] in about
         )
         before, after = html[: still.start()], html[still.end() :]
         assert not "".join(Reader(before.partition(">")[2]).text).strip()

@@ -8,7 +8,8 @@ from selfattn.views import language
 
 SENTENCE = re.compile(r"^[*{“]*[A-Z].*[a-z]{2}|[a-z]{2,}[,.:;?!]? [a-z]{2,}")
 
-TERMS = Path(__file__).parents[2] / "selfattn/views/languages/terms.md"
+ROOT = Path(__file__).parents[2]
+TERMS = ROOT / "selfattn/views/languages/terms.md"
 
 
 def strings(node):
@@ -69,6 +70,22 @@ def assert_of_terms(package):
                 forms = [form for row in terms if word in row[0] for form in row[column]]
                 if re.search(rf"\b{word}\b", re.sub(r"\{\w+", "", line.lower())):
                     assert any(form in own.lower() for form in forms), (line, own, forms)
+
+
+def assert_names_are_used(package):
+    """A script or a module of pages has each name of a package's English, whole or with places for its parts."""
+    folders = [ROOT / "selfattn/views", ROOT / "models/selfattn_models/pages"]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".js")]
+    source = "\n".join(path.read_text("utf-8") for path in files)
+    made = ["".join(found) for found in re.findall(r'`([^`\n]*\$\{[^`\n]*)`|f"([^"\n]*\{[^"\n]*)"', source)]
+    parts = [re.split(r"\$?\{[^{}]*\}", each) for each in made]
+    joined = re.compile(
+        "|".join(".+".join(map(re.escape, each)) for each in parts if re.search("[a-z]{2}", str(each)))
+    )
+    names = {
+        name for part in language.read("en", package).values() for name in part if not joined.fullmatch(name)
+    }
+    assert [each for each in names if not re.search(rf"""["'.]{re.escape(each)}(["']|\b)""", source)] == []
 
 
 def assert_no_sentence_but(names, folder, more=""):

@@ -2,7 +2,14 @@
 
 from pathlib import Path
 
-from sentences import assert_no_sentence_but, assert_of_one_language, assert_of_terms, assert_translated, said
+from sentences import (
+    assert_names_are_used,
+    assert_no_sentence_but,
+    assert_of_one_language,
+    assert_of_terms,
+    assert_translated,
+    said,
+)
 
 from selfattn import views
 from selfattn.views import language
@@ -27,7 +34,8 @@ def test_sentences_have_the_words_of_the_table_of_terms():
     assert_of_terms(PACKAGE)
 
 
-def test_no_script_and_no_markup_has_a_sentence_of_its_own():
+def test_scripts_and_markup_have_every_sentence_by_its_name_and_none_of_their_own():
+    assert_names_are_used(PACKAGE)
     both = (language.read("en", package) for package in (language.VIEWS, PACKAGE))
     assert_no_sentence_but({name for file in both for part in file.values() for name in part}, PAGES, NAMES)
 
