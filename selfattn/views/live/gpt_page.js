@@ -77,10 +77,11 @@ export class GPTPage extends PackPage {
       this.editor.node,
       element("div", { className: "sa-bar" }, named("reset", () => this.reset()), this.counted),
     );
+    this.lede = element("p");
     this.about = element("p");
     this.guide = element("div");
     root.replaceChildren(
-      this.top(element("p", {}, ...phrase(captions.look))),
+      this.top(this.lede),
       this.guide,
       element(
         "div",
@@ -161,6 +162,7 @@ export class GPTPage extends PackPage {
     );
     this.grid.style.setProperty("--heads", String(Math.min(MOST_IN_A_ROW, Math.max(...heads))));
     this.changing.hidden = !model.matrices.length;
+    this.lede.replaceChildren(...phrase(captions[model.matrices.length ? "look" : "look of tokens"]));
     this.editor.offer(model.matrices);
     this.off.clear();
     this.edits.clear();
