@@ -1,6 +1,6 @@
 /*
- * Text to the ids of a tokenizer whose tables a pack has: BERT's WordPiece and byte-level BPE, as Hugging Face's library
- * `tokenizers` does them. `tables` of packs.py refuses other parts.
+ * Text to the ids of a tokenizer whose tables a pack has: BERT's WordPiece and byte-level BPE, as Hugging Face's
+ * library `tokenizers` does them. `tables` of packs.py refuses other parts.
  *
  * The library's tables of characters are older than a browser's: what they do not know is below, as ranges in
  * hexadecimal.
