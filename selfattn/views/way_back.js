@@ -183,7 +183,6 @@ class WayBackPage {
   stop(stop, open) {
     this.now = stop?.stage ?? -1;
     this.shown = stop ? stop.stage + Number(open) : WAY.length;
-    this.look.style.visibility = open ? "" : "hidden"; // it answers a question
     this.draw();
     const asked = this.columns.find(({ at }) => at === this.now);
     if (asked) bring(asked.heading, "nearest"); // a strip that is wider than a phone scrolls
@@ -211,7 +210,7 @@ class WayBackPage {
       for (const part of [column.heading, column.below]) part.toggleAttribute("data-later", at >= shown);
       column.heading.classList.toggle("sa-now", at === this.now);
     }
-    this.balance.toggleAttribute("data-later", S.at >= shown);
+    for (const part of [this.balance, this.look]) part.toggleAttribute("data-later", S.at >= shown);
     this.rows.forEach((button, i) => {
       button.ariaPressed = String(i === row);
       this.zeros[i].classList.toggle("sa-on", i === row);

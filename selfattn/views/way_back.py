@@ -208,7 +208,8 @@ def _stops(texts: dict[str, str], graph: Graph, stages: dict[str, str], row: int
     A zero wish, or less than 2 or more than 6 keys, gives no stops.
     """
     wish, dv, dp, ds = (graph.nodes[node].data for node in ("dO", "dV", "dP", "dS"))
-    queries, keys = graph.labels["t0"], graph.labels["k0"]
+    queries, words = graph.labels["t0"], graph.labels["k0"]
+    keys = [f"{word} ({n})" if words.count(word) > 1 else word for n, word in enumerate(words)]
     if not wish.any() or len(keys) < 2 or len(keys) > 6:
         return []
     column, word = int(np.abs(wish[row]).argmax()), queries[row]
