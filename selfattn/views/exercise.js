@@ -22,8 +22,8 @@ export class Exercise {
   /** @param {View} view */
   constructor(view) {
     this.view = view;
-    this.left = element("p", { className: "sa-left", role: "status" });
-    this.sheet = element("div", { className: "sa-sheet" });
+    this.left = element("p.sa-left", { role: "status" });
+    this.sheet = element("div.sa-sheet");
     this.answers = element("div");
   }
 
@@ -35,9 +35,9 @@ export class Exercise {
       .filter(({ node, i, j }) => this.view.gridsOf(node).some((grid) => grid.find(i, j)));
     if (!this.blanks.length) return;
     bar.append(button({ data: { do: "reveal all" }, onclick: () => this.reveal(numbers.nodes) }, texts["reveal all"]));
-    stages[0].node.before(element("p", { className: "sa-hint" }, texts.exercise));
-    const summary = element("summary", {}, texts.answers);
-    details.append(element("details", { className: "sa-answers" }, summary, this.answers));
+    stages[0].node.before(element("p.sa-hint", texts.exercise));
+    const summary = element("summary", texts.answers);
+    details.append(element("details.sa-answers", summary, this.answers));
     screen?.strip.before(this.left);
     screen?.sum.after(this.sheet);
   }
@@ -53,7 +53,7 @@ export class Exercise {
       parts.flatMap(({ title, lines }) => {
         const items = lines.map((line) => written(line)).filter(({ length }) => length);
         return items.length
-          ? [element("h4", {}, title), element("ul", {}, ...items.map((item) => element("li", {}, ...item)))]
+          ? [element("h4", title), element("ul", ...items.map((item) => element("li", ...item)))]
           : [];
       });
     this.sheet.replaceChildren(...list((line) => (isLeft(line) ? [...line.name(), " = "] : [])));

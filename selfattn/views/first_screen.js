@@ -61,12 +61,12 @@ export class FirstScreen {
     this.docked = this.sides.map((side) => this.makeRibbons(side, true));
     this.out = new NumberLines();
     this.outHead = element("h4");
-    this.outText = element("p", { className: "sa-out-text" });
-    this.sum = element("p", { className: "sa-sums" });
-    this.strip = element("div", { className: "sa-strip", role: "group", ariaLabel: this.texts.strip });
-    this.knobs = element("div", { className: "sa-knobs" });
-    this.dockKnob = element("span", { className: "sa-set" });
-    const panel = element("div", { className: "sa-out" }, this.outHead, this.out.node, this.outText);
+    this.outText = element("p.sa-out-text");
+    this.sum = element("p.sa-sums");
+    this.strip = element("div.sa-strip", { role: "group", ariaLabel: this.texts.strip });
+    this.knobs = element("div.sa-knobs");
+    this.dockKnob = element("span.sa-set");
+    const panel = element("div.sa-out", this.outHead, this.out.node, this.outText);
     const [first, second] = this.ribbons.map(({ node }) => node);
     this.see = element(
       "div",
@@ -76,19 +76,17 @@ export class FirstScreen {
       ...(second ? [second] : []),
     );
     this.node = element(
-      "section",
-      { className: "sa-screen", ariaLabel: this.texts.screen },
+      "section.sa-screen",
+      { ariaLabel: this.texts.screen },
       this.see,
       this.knobs,
       this.strip,
       this.sum,
     );
     this.dock = element(
-      "div",
-      { className: "sa-dock" },
+      "div.sa-dock",
       element(
-        "div",
-        { className: "sa-dock-inside" },
+        "div.sa-dock-inside",
         ...this.docked.map(({ node }) => node),
         this.dockKnob,
       ),
@@ -142,7 +140,7 @@ export class FirstScreen {
   makeRibbons(side, small) {
     const { texts, view: { labels } } = this, ends = { from: texts["goes in"], to: texts["comes out"] };
     const queries = labels[`t${side}`], keys = this.nodeOf(side, "scores") ? labels[`k${side}`] : queries;
-    const heading = small ? undefined : element("h4", {}, element("bdi", {}, this.view.sideName(side)));
+    const heading = small ? undefined : element("h4", element("bdi", this.view.sideName(side)));
     const made = new Ribbons({
       keys,
       queries,
@@ -217,7 +215,7 @@ export class FirstScreen {
     if (this.grouped) {
       return this.strip.replaceChildren(
         ...roles.map((role) =>
-          element("div", {}, this.stripHead(role), ...this.sides.map((side) => this.stripMatrix(side, role, true))),
+          element("div", this.stripHead(role), ...this.sides.map((side) => this.stripMatrix(side, role, true))),
         ),
       );
     }
@@ -230,13 +228,13 @@ export class FirstScreen {
     for (const side of this.sides) {
       cells.push(
         element(
-          "span",
-          { className: "sa-who", data: { side: String(side) } },
-          this.sides.length > 1 ? element("bdi", {}, this.view.sideName(side)) : "",
+          "span.sa-who",
+          { data: { side: String(side) } },
+          this.sides.length > 1 ? element("bdi", this.view.sideName(side)) : "",
         ),
       );
       for (const role of roles) {
-        if (signed(role)) cells.push(element("span", { className: "sa-sign", ariaHidden: "true" }, SIGNS[role]));
+        if (signed(role)) cells.push(element("span.sa-sign", { ariaHidden: "true" }, SIGNS[role]));
         cells.push(this.stripMatrix(side, role, role === roles[0]));
       }
     }
@@ -290,7 +288,6 @@ export class FirstScreen {
       name,
       element(
         "small",
-        {},
         this.texts[role === "output" && !this.nodeOf(0, "weights") ? "strip linear" : `strip ${role}`],
       ),
     );
@@ -344,7 +341,7 @@ export class FirstScreen {
       const given = scale.kernel.at(0, 0),
         stops = [...new Set([0, given, 1, 8])].filter((x) => (given > 0 && given <= 8 ? true : x === given));
       const jumps = stops.map((x) => button({ onclick: () => this.view.change(scale, 0, 0, x) }, this.scaleText(x)));
-      kids.push(element("span", { className: "sa-set" }, this.slider(scale, stops), ...jumps));
+      kids.push(element("span.sa-set", this.slider(scale, stops), ...jumps));
       this.dockKnob.append(this.slider(scale, stops));
     }
     const use = this.nodeOf(0, "switch");
@@ -360,7 +357,7 @@ export class FirstScreen {
           this.texts[text],
         ),
       );
-      kids.push(element("span", { className: "sa-tabs", role: "group" }, ...this.switches));
+      kids.push(element("span.sa-tabs", { role: "group" }, ...this.switches));
     }
     this.resetButton = button({ data: { do: "reset" }, onclick: () => this.view.reset() }, this.texts.reset);
     kids.push(this.resetButton);
@@ -379,8 +376,8 @@ export class FirstScreen {
     });
     return [
       element(
-        "span",
-        { className: "sa-tabs", role: "group", ariaLabel: filled(this.texts[what], { n: "" }).trim() },
+        "span.sa-tabs",
+        { role: "group", ariaLabel: filled(this.texts[what], { n: "" }).trim() },
         ...buttons,
       ),
     ];
@@ -402,7 +399,7 @@ export class FirstScreen {
     });
     const output = element("output");
     this.scales?.push({ slider, output });
-    return element("label", { className: "sa-set" }, element("b", {}, this.texts.scale), slider, output);
+    return element("label.sa-set", element("b", this.texts.scale), slider, output);
   }
 
   /** @param {number} x */
@@ -615,10 +612,10 @@ export class FirstScreen {
     const { by, most } = this.mostDifferent(i, shown);
     const legend = this.sides.flatMap((side) => [
       element(
-        "span",
-        { className: "sa-key", data: { side: String(side) } },
+        "span.sa-key",
+        { data: { side: String(side) } },
         side ? "■ " : "● ",
-        element("bdi", {}, this.view.sideName(side)),
+        element("bdi", this.view.sideName(side)),
       ),
       " ",
     ]);
@@ -701,9 +698,9 @@ export class FirstScreen {
       nodes.length > 1
         ? [
             element(
-              "span",
-              { className: "sa-key", data: { side: String(side) } },
-              element("bdi", {}, this.view.sideName(side)),
+              "span.sa-key",
+              { data: { side: String(side) } },
+              element("bdi", this.view.sideName(side)),
               ": ",
             ),
           ]
@@ -715,7 +712,7 @@ export class FirstScreen {
     );
     this.sum.replaceChildren(
       ...lines.flatMap((line, n) => [n ? element("br") : "", ...line]),
-      element("span", { className: "sa-hint" }, ` ${this.texts.point}`),
+      element("span.sa-hint", ` ${this.texts.point}`),
     );
     delete this.sum.dataset.side;
   }

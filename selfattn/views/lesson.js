@@ -51,8 +51,8 @@ export class Lesson {
     this.views = roots.map((each, n) => new View(each, this, this.data[n], n));
     this.texts = this.views[0].texts;
     speak(this.texts.lang);
-    const top = element("div", { className: "sa-top" });
-    this.look = element("p", { className: "sa-look" });
+    const top = element("div.sa-top");
+    this.look = element("p.sa-look");
     root.prepend(top, this.look);
     this.homes = homes.map(({ first, name, stops }) => ({
       first,
@@ -71,11 +71,11 @@ export class Lesson {
       this.texts["everything shown"],
     );
     const more = this.toured ? [this.whole] : [];
-    top.append(element("h1", {}, root.dataset.title ?? ""), tools(root, this.texts, () => this.redraw(), ...more));
+    top.append(element("h1", root.dataset.title ?? ""), tools(root, this.texts, () => this.redraw(), ...more));
     this.showAll(!this.toured);
     this.tabs = element(
-      "div",
-      { className: "sa-tabs sa-view-tabs", role: "tablist", ariaLabel: this.texts.tabs },
+      "div.sa-tabs.sa-view-tabs",
+      { role: "tablist", ariaLabel: this.texts.tabs },
       ...this.views.map((view, n) =>
         button(
           { role: "tab", title: view.texts.title, onclick: () => this.open(this.views[n]) },
@@ -131,7 +131,7 @@ export class Lesson {
     if (texts) for (const { tour } of this.homes) tour?.leave();
     const at = this.shown ? this.views.indexOf(this.shown) : 0;
     this.views = this.views.map((view, n) => {
-      const root = element("div", { className: "sa-steps" }), data = this.data[n];
+      const root = element("div.sa-steps"), data = this.data[n];
       view.root.replaceWith(root);
       const wanted = texts && { texts, known: this.known[n] ?? {}, made: new Set() };
       return new View(root, this, wanted ? dataOf(data, wanted) : data, n);
@@ -175,7 +175,7 @@ export class Lesson {
     this.ask(/** @type {(Stop & LessonStop) | undefined} */ (stop) ?? null, !!tour?.open);
     this.look.replaceChildren(
       ...phrase(view.texts.look),
-      ...(view.texts["made up"] ? [" ", element("span", { className: "sa-made-up" }, view.texts["made up"])] : []),
+      ...(view.texts["made up"] ? [" ", element("span.sa-made-up", view.texts["made up"])] : []),
     );
     view.screen?.draw();
   }

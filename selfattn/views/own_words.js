@@ -173,7 +173,7 @@ export function ownWords(texts, words, show) {
       spellcheck: false,
     }),
   );
-  const says = element("span", { className: "sa-soft", role: "status" });
+  const says = element("span.sa-soft", { role: "status" });
   const back = element("button", { type: "reset", hidden: true }, texts["words of the page"]);
   const change = (/** @type {string[][] | null} */ given) => {
     const fits = !given || given.every(({ length }) => length > 0 && length <= MOST_WORDS);
@@ -183,9 +183,8 @@ export function ownWords(texts, words, show) {
     show(given);
   };
   return element(
-    "form",
+    "form.sa-reader",
     {
-      className: "sa-reader",
       onreset: () => change(null),
       onsubmit: (/** @type {Event} */ event) => {
         event.preventDefault();
@@ -199,7 +198,7 @@ export function ownWords(texts, words, show) {
         );
       },
     },
-    element("b", {}, texts["own words"]),
+    element("b", texts["own words"]),
     ...fields,
     element("button", { type: "submit" }, texts["show words"]),
     back,

@@ -51,7 +51,7 @@ export class Grid {
     const [rows, columns] = this.shape.map((n) => shownOf(n, stage.view.data.max_side));
     this.rows = rows; // indices of what is shown
     this.columns = columns;
-    this.place = element("div", { className: "sa-term" });
+    this.place = element("div.sa-term");
     if (!second) stage.view.gridsOf(node).push(this);
   }
 
@@ -79,10 +79,10 @@ export class Grid {
     const caption = [`${second ? `${texts.difference}: ` : ""}${node.name}${turned ? ".T" : ""}`];
     if (node.op === "pairs" && !second) {
       const token = labels[`t${node.rows.slice(1)}`][node.options.query];
-      caption.push(" (", element("bdi", {}, filled(texts["of query"], { token })), ")");
+      caption.push(" (", element("bdi", filled(texts["of query"], { token })), ")");
     }
-    if (this.of) caption.push(" ", element("bdi", { className: "sa-of" }, this.of));
-    const title = element("caption", {}, ...caption, " ", element("small", {}, this.shape.join(" × ")));
+    if (this.of) caption.push(" ", element("bdi.sa-of", this.of));
+    const title = element("caption", ...caption, " ", element("small", this.shape.join(" × ")));
     const axes = [this.labels("rows", turned ? columns : rows), this.labels("columns", turned ? rows : columns)];
     const [rowLabels, columnLabels] = turned ? axes.reverse() : axes;
     const heat = new Heat({
@@ -113,9 +113,9 @@ export class Grid {
     const gap = (/** @type {number[]} */ shown) => shown.findIndex((k, n) => n > 0 && k !== shown[n - 1] + 1);
     const [below, after] = [gap(rows), gap(columns)];
     if (after > 0) {
-      for (const line of heat.node.rows) line.cells[after].after(element("th", { className: "sa-gap" }, "…"));
+      for (const line of heat.node.rows) line.cells[after].after(element("th.sa-gap", "…"));
     }
-    if (below > 0) heat.lines[below].before(element("tr", { className: "sa-gap" }, element("th", {}, "…")));
+    if (below > 0) heat.lines[below].before(element("tr.sa-gap", element("th", "…")));
     this.place.append(heat.node);
     return (this.heat = heat);
   }
@@ -148,8 +148,8 @@ export class Stage {
     this.name = data.name;
     this.heading = data.heading;
     this.fold = button({ className: "sa-fold", onclick: () => this.open(!this.isOpen) }, data.heading);
-    this.said = element("p", { className: "sa-say", ariaLive: "polite" });
-    this.legend = element("p", { className: "sa-legend" });
+    this.said = element("p.sa-say", { ariaLive: "polite" });
+    this.legend = element("p.sa-legend");
     const equations = data.equations.map((equation) => this.equation(equation));
     const nodes = new Set(this.grids.map(({ node }) => node)), masks = [...nodes].filter(({ name }) => name === "mask");
     const most = Math.max(0, ...[...nodes].flatMap(({ shape }) => shape)), shown = view.data.max_side;
@@ -161,26 +161,25 @@ export class Stage {
       "div",
       { onbeforematch: () => this.open(true) }, // what the browser searches for is inside
       element(
-        "p",
-        { className: "sa-formula" },
-        ...data.formula.split(/_([0-9A-Za-z]+)/).map((part, n) => (n % 2 ? element("sub", {}, part) : part)),
+        "p.sa-formula",
+        ...data.formula.split(/_([0-9A-Za-z]+)/).map((part, n) => (n % 2 ? element("sub", part) : part)),
       ),
-      element("pre", {}, element("code", {}, data.numpy)),
+      element("pre", element("code", data.numpy)),
       ...equations,
-      ...[...notes].map((note) => element("p", { className: "sa-note" }, note)),
+      ...[...notes].map((note) => element("p.sa-note", note)),
       this.legend,
       ...(asked.length
         ? [button({ data: { do: "reveal" }, onclick: () => view.exercise.reveal(asked) }, texts.reveal)]
         : []),
       this.said,
     );
-    const heading = element("h3", {}, this.fold);
+    const heading = element("h3", this.fold);
     if (id) heading.append(" ", element("a", { href: `#${id}`, ariaLabel: `# ${data.heading}` }, "#"));
     this.node = element(
-      "section",
-      { className: "sa-stage", id, data: { stage: data.name } },
+      "section.sa-stage",
+      { id, data: { stage: data.name } },
       heading,
-      element("p", { className: "sa-sentence" }, data.sentence),
+      element("p.sa-sentence", data.sentence),
       this.inside,
     );
     this.open(false);
@@ -210,21 +209,19 @@ export class Stage {
   /** @param {Equation} equation two texts have their operands side by side, and their results below */
   equation({ label, sides }) {
     const { view } = this;
-    const head = label ? [element("h4", {}, view.words.fill("head", { n: label }))] : [];
-    if (sides.length === 1) return element("div", { className: "sa-equation" }, ...head, this.line(sides[0]));
+    const head = label ? [element("h4", view.words.fill("head", { n: label }))] : [];
+    if (sides.length === 1) return element("div.sa-equation", ...head, this.line(sides[0]));
     const halves = sides.map((terms, side) => [
-      element("p", { className: "sa-side" }, element("bdi", {}, view.sideName(side))),
+      element("p.sa-side", element("bdi", view.sideName(side))),
       this.line(terms.slice(0, startOfResults(terms))),
     ]);
     const [first, second] = sides.map((terms) => terms.slice(startOfResults(terms)).filter(Boolean));
     return element(
-      "div",
-      { className: "sa-equation" },
+      "div.sa-equation",
       ...head,
       element(
-        "div",
-        { className: "sa-halves" },
-        ...halves.filter(([, line]) => line.hasChildNodes()).map((half) => element("div", {}, ...half)),
+        "div.sa-halves",
+        ...halves.filter(([, line]) => line.hasChildNodes()).map((half) => element("div", ...half)),
       ),
       ...range(Math.max(first.length, second.length)).map((n) => this.compare(first[n], second[n])),
     );
@@ -233,7 +230,7 @@ export class Stage {
   /** @param {string[]} terms a sign is drawn with the table after it */
   line(terms) {
     /** @type {Grid[]} */
-    const made = [], start = startOfResults(terms), line = element("div", { className: "sa-eq" });
+    const made = [], start = startOfResults(terms), line = element("div.sa-eq");
     /** @type {Child[]} */
     let signs = [];
     terms.forEach((term, n) => {
@@ -244,7 +241,7 @@ export class Stage {
         grid.place.prepend(...signs);
         line.append(grid.place);
         signs = [];
-      } else if (term) signs.push(element("span", { className: "sa-op" }, term));
+      } else if (term) signs.push(element("span.sa-op", term));
     });
     line.append(...signs);
     this.lines.push({ grids: made, compared: false });
@@ -259,7 +256,7 @@ export class Stage {
     this.lines.push({ grids, compared: true });
     const places = grids.map(({ place }) => place);
     if (grids.length === 2) places.push(this.grid(a ?? "", { second: grids[1].node }).place);
-    return element("div", { className: "sa-eq sa-compare" }, ...places);
+    return element("div.sa-eq.sa-compare", ...places);
   }
 
   /** Write all tables, also of a closed stage: the browser may search for their numbers. */
@@ -282,11 +279,11 @@ export class Stage {
     const whole = nodes.every(({ digits }) => digits === 0) && size % 2 === 0;
     const drawn = (negative ? [-size, -size / 2, 0, size / 2, size] : [0, size / 2, size]).flatMap((x) => {
       const text = words.write(x, whole ? 0 : Math.min(numbers.precision, 2));
-      const swatch = element("span", { className: "sa-swatch sa-tinted" }, text);
+      const swatch = element("span.sa-swatch.sa-tinted", text);
       tint(swatch, x, size, "signed");
       return [" ", swatch];
     });
-    return [element("span", {}, words.fill("legend", { name }), ...drawn)];
+    return [element("span", words.fill("legend", { name }), ...drawn)];
   }
 }
 

@@ -44,7 +44,7 @@ export class View {
     this.words = new Words(data, this.numbers);
     this.walk = new Walk(this);
     this.exercise = new Exercise(this);
-    this.details = element("div", { className: "sa-details" });
+    this.details = element("div.sa-details");
     this.n = n;
   }
 
@@ -56,7 +56,7 @@ export class View {
     this.bar = this.makeBar();
     this.details.append(
       this.bar,
-      element("p", { className: "sa-hint" }, this.texts.hint),
+      element("p.sa-hint", this.texts.hint),
       ...this.stages.map(({ node }) => node),
     );
     this.screen = data.heads.length ? new FirstScreen(this, data.heads) : null;
@@ -129,15 +129,15 @@ export class View {
       walk.goTo(this.stages[n]),
     );
     this.chosen = goTo.querySelector("select");
-    this.counter = element("span", { className: "sa-count" });
+    this.counter = element("span.sa-count");
     this.playButton = named("play", () => walk.toggle());
     this.openButton = named("open all", () => {
       const open = this.stages.some(({ isOpen }) => !isOpen);
       for (const stage of this.stages) stage.open(open);
     });
     return element(
-      "div",
-      { className: "sa-bar", role: "group", ariaLabel: texts.title },
+      "div.sa-bar",
+      { role: "group", ariaLabel: texts.title },
       this.openButton,
       named("previous", () => walk.step(-1), texts[toured ? "number before" : "previous"]),
       ...(toured ? [] : [this.playButton]),

@@ -54,18 +54,18 @@ class WayBackPage {
     this.words = new Words(data, this.numbers);
     this.scale = this.numbers.node(data.scale);
     this.row = data.row;
-    this.zeros = labels.t0.map(() => element("span", {}, "Σ = 0"));
+    this.zeros = labels.t0.map(() => element("span", "Σ = 0"));
     this.columns = Object.entries(pairs).map(([name, ids], n) => this.column(name, ids, n));
     this.byName = Object.fromEntries(this.columns.map((column) => [column.name, column]));
     this.cell = { column: this.byName.S, i: data.row, j: 0 }; // the number that is checked
     this.rows = labels.t0.map((token, i) => button({ onclick: () => {
       this.row = i;
       this.draw();
-    } }, element("bdi", {}, token)));
+    } }, element("bdi", token)));
     this.heading = element("h2");
     this.art = shape("svg", { role: "img", class: "sa-balance" });
     this.caption = element("figcaption");
-    this.check = element("div", { className: "sa-check", ariaLive: "polite" });
+    this.check = element("div.sa-check", { ariaLive: "polite" });
     this.slider = element("input", {
       type: "range",
       min: "0",
@@ -78,32 +78,30 @@ class WayBackPage {
       },
     });
     this.scaleText = element("output");
-    this.look = element("p", {}, ...phrase(captions.look));
+    this.look = element("p", ...phrase(captions.look));
     const tour = new Tour({
       stops,
       texts: captions,
       show: (stop, open) => this.stop(/** @type {(Stop & { stage: number }) | null} */ (stop), open),
     });
-    const tabs = element("span", { className: "sa-tabs", role: "group", ariaLabel: captions.row }, ...this.rows);
+    const tabs = element("span.sa-tabs", { role: "group", ariaLabel: captions.row }, ...this.rows);
     this.balance = element(
-      "figure",
-      { className: "sa-balance-figure" },
-      element("div", { className: "sa-top" }, this.heading, tabs),
+      "figure.sa-balance-figure",
+      element("div.sa-top", this.heading, tabs),
       this.art,
       this.caption,
     );
     const bar = element(
-      "div",
-      { className: "sa-bar" },
-      element("label", {}, element("strong", {}, captions.scale), " ", this.slider, " ", this.scaleText),
+      "div.sa-bar",
+      element("label", element("strong", captions.scale), " ", this.slider, " ", this.scaleText),
       button({ onclick: () => this.reset() }, captions.reset),
     );
-    const side = element("div", {}, this.check, bar, element("p", { className: "sa-soft" }, captions.try));
+    const side = element("div", this.check, bar, element("p.sa-soft", captions.try));
     root.replaceChildren(
       topOf(root, captions, this.look, "", () => this.draw()),
       ...(stops.length ? [tour.node] : []),
       this.strip(),
-      element("div", { className: "sa-low" }, this.balance, side),
+      element("div.sa-low", this.balance, side),
     );
     this.draw();
     new ResizeObserver(() => this.drawBalance()).observe(root);
@@ -143,10 +141,10 @@ class WayBackPage {
           : undefined,
       });
     });
-    const formula = element("small", {}, captions[`formula.${name}`]);
-    const heading = element("div", { className: "sa-stage-name" }, captions[`gradient.${name}`], formula);
-    const below = element("div", { className: "sa-gradient", data: { stage: name } }, heats[1].node);
-    if (name === "S") below.append(element("div", { className: "sa-zeros" }, ...this.zeros));
+    const formula = element("small", captions[`formula.${name}`]);
+    const heading = element("div.sa-stage-name", captions[`gradient.${name}`], formula);
+    const below = element("div.sa-gradient", { data: { stage: name } }, heats[1].node);
+    if (name === "S") below.append(element("div.sa-zeros", ...this.zeros));
     return { name, at: WAY.findIndex((some) => some.includes(name)), nodes, heats, heading, below };
   }
 
@@ -154,21 +152,21 @@ class WayBackPage {
     const { captions } = this.data;
     /** @type {(lead: string, sign: string, make: (column: Column) => HTMLElement) => HTMLElement[]} */
     const row = (lead, sign, make) => [
-      element("span", { className: "sa-side" }, lead),
+      element("span.sa-side", lead),
       ...this.columns.flatMap((column, n) => [
         ...(n && GROUPS.includes(column.name)
-          ? [element("span", { className: "sa-op", ariaHidden: "true" }, sign)]
+          ? [element("span.sa-op", { ariaHidden: "true" }, sign)]
           : []),
         make(column),
       ]),
     ];
     const rows = [
-      row("", "", ({ name }) => element("div", { className: "sa-stage-name" }, captions[`name.${name}`])),
+      row("", "", ({ name }) => element("div.sa-stage-name", captions[`name.${name}`])),
       row(captions.in, "→", ({ heats }) => heats[0].node),
       row("", "", ({ heading }) => heading),
       row(captions.back, "←", ({ below }) => below),
     ];
-    const strip = element("div", { className: "sa-strip", role: "group", ariaLabel: captions.strip }, ...rows.flat());
+    const strip = element("div.sa-strip", { role: "group", ariaLabel: captions.strip }, ...rows.flat());
     strip.style.setProperty("--columns", String(rows[0].length));
     return strip;
   }
@@ -242,20 +240,19 @@ class WayBackPage {
         ? captions["no help"]
         : filled(captions[gradient > 0 ? "gains" : "loses"], { gain: figure(Math.abs(gradient) / 10, 3) });
     const line = (/** @type {string} */ term, /** @type {Child[]} */ ...parts) => [
-      element("dt", {}, captions[term]),
-      element("dd", {}, ...parts),
+      element("dt", captions[term]),
+      element("dd", ...parts),
     ];
     const [sum] = (words.spell({ node: back, i, j }) ?? captions.chosen).replaceAll("-", "−").split(/ [=≈] /);
     const place = words.name({ node, i, j }, false, captions[`name.${name}`]);
     const measured = filled(captions.measured, { step: STEP, slope: signedFigure(slope, 4) });
     this.check.replaceChildren(
-      element("h2", {}, ...phrase(captions.now, { place, value: isClosed ? captions.closed : figure(value, 3) })),
+      element("h2", ...phrase(captions.now, { place, value: isClosed ? captions.closed : figure(value, 3) })),
       element(
         "dl",
-        {},
         ...line(
           "gradient",
-          element("strong", {}, signedFigure(gradient, 4)),
+          element("strong", signedFigure(gradient, 4)),
           ` = ${sum}${name === "x" ? ` (${captions.ways})` : ""}`,
         ),
         ...line("means", says),

@@ -47,7 +47,7 @@ export class Words {
       if (node[axis] === "one") continue;
       const label = this.labelOf(node, second ?? node, axis, index), all = called && this.labels[node[axis]];
       const place = all && all.indexOf(label) !== all.lastIndexOf(label) ? ` (${index})` : "";
-      inside.push(inside.length ? ", " : "", element("bdi", {}, label), place);
+      inside.push(inside.length ? ", " : "", element("bdi", label), place);
     }
     const name = (second ? `${this.texts.difference}: ` : "") + (head ? node.where : "") + (called || node.name);
     return inside.length ? [name, "[", ...inside, "]"] : [name];
@@ -55,7 +55,7 @@ export class Words {
 
   /** @param {Cell} cell its name as a string */
   plainName(cell, head = true) {
-    return element("span", {}, ...this.name(cell, head)).textContent ?? "";
+    return element("span", ...this.name(cell, head)).textContent ?? "";
   }
 
   /** @param {number} value */
@@ -108,8 +108,8 @@ export class Words {
     const { node, second, i, j } = cell;
     const spelled = this.spell(cell, guessed);
     /** @type {Child[]} */
-    const line = [element("b", {}, ...this.name(cell)), " = "];
-    if (spelled !== null) line.push(element("span", { className: "sa-sum" }, spelled));
+    const line = [element("b", ...this.name(cell)), " = "];
+    if (spelled !== null) line.push(element("span.sa-sum", spelled));
     else {
       line.push(
         `${this.numbers.text(node, i, j)}, `,
@@ -118,7 +118,7 @@ export class Words {
     }
     if (!second && this.numbers.moved({ node, i, j })) {
       const before = this.write(node.kernel.at(i, j), node.decimals);
-      line.push(" ", element("i", {}, this.fill("was", { before })));
+      line.push(" ", element("i", this.fill("was", { before })));
     }
     return line;
   }
@@ -131,7 +131,7 @@ export class Words {
     const [start, end] = this.texts["moved most"].split("{name}");
     const values = { n, before: this.write(before, node.decimals), after: this.write(value, node.digits) };
     const put = (/** @type {string} */ text) => filled(text, values);
-    const name = end === undefined ? [] : [element("b", {}, ...this.name({ node, i, j })), put(end)];
-    return element("span", {}, put(start), ...name);
+    const name = end === undefined ? [] : [element("b", ...this.name({ node, i, j })), put(end)];
+    return element("span", put(start), ...name);
   }
 }

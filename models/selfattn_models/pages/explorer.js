@@ -78,11 +78,11 @@ export class ExplorerPage {
       text.stored.queries.map((token, i) =>
         button(
           { tabIndex: i === this.words[side] ? 0 : -1, onclick: () => this.take(side, i) },
-          element("bdi", {}, token),
+          element("bdi", token),
         ),
       ),
     );
-    this.look = element("p", { className: "sa-lede" });
+    this.look = element("p.sa-lede");
     /** @type {Mode[]} */
     const modes = [
       "0",
@@ -96,11 +96,11 @@ export class ExplorerPage {
       this.mode = mode;
       this.draw();
     } })]));
-    this.scale = element("span", { className: "sa-key", ariaHidden: "true" });
-    this.finds = element("div", { className: "sa-finds" });
+    this.scale = element("span.sa-key", { ariaHidden: "true" });
+    this.finds = element("div.sa-finds");
     this.heading = element("h2");
-    this.means = element("p", { className: "sa-means" });
-    this.shares = element("div", { className: "sa-shares", role: "img" });
+    this.means = element("p.sa-means");
+    this.shares = element("div.sa-shares", { role: "img" });
     this.ribbons = wide
       ? this.texts.map(
           (text, side) =>
@@ -112,14 +112,14 @@ export class ExplorerPage {
               crossed: text.stored.crossed,
               high: RIBBONS_HIGH,
               ends: { from: captions["goes in"], to: captions["comes out"] },
-              heading: element("b", {}, second ? LETTERS[side] : ""),
+              heading: element("b", second ? LETTERS[side] : ""),
               point: (chosen, pin) => this.point(side, chosen, pin),
             }),
         )
       : [];
-    this.captionsOf = this.texts.map(() => element("p", { className: "sa-takes" }));
+    this.captionsOf = this.texts.map(() => element("p.sa-takes"));
     this.maps = [...this.texts.map((_, side) => this.map(side)), ...(this.alike ? [this.map(2)] : [])];
-    this.line = element("p", { className: "sa-line", ariaLive: "polite" });
+    this.line = element("p.sa-line", { ariaLive: "polite" });
     this.way = new WayMap(this.texts, captions, (side, j, layer) => this.sayWay(side, j, layer));
     this.next = this.texts.map((text, side) =>
       text.stored.next ? new NextTokens(text, captions, side, (place) => this.take(side, place)) : null,
@@ -141,13 +141,12 @@ export class ExplorerPage {
   arrange() {
     const { root, captions, data } = this;
     const texts = element(
-      "div",
-      { className: "sa-texts" },
+      "div.sa-texts",
       ...this.lists.map((buttons, side) => {
         const line = element(
-          "div",
-          { className: "sa-text", role: "toolbar", ariaLabel: this.label("text", side), data: { side: String(side) } },
-          ...(this.texts.length > 1 ? [element("b", {}, LETTERS[side])] : []),
+          "div.sa-text",
+          { role: "toolbar", ariaLabel: this.label("text", side), data: { side: String(side) } },
+          ...(this.texts.length > 1 ? [element("b", LETTERS[side])] : []),
           ...buttons,
         );
         moveAlong(
@@ -166,18 +165,16 @@ export class ExplorerPage {
       this.top(model),
       texts,
       element(
-        "div",
-        { className: "sa-columns" },
+        "div.sa-columns",
         element(
           "section",
           { ariaLabel: captions["all heads"] },
           element(
-            "div",
-            { className: "sa-bar" },
-            element("span", { className: "sa-soft" }, captions["small maps"]),
+            "div.sa-bar",
+            element("span.sa-soft", captions["small maps"]),
             element(
-              "span",
-              { className: "sa-tabs", role: "group", ariaLabel: captions["small maps"] },
+              "span.sa-tabs",
+              { role: "group", ariaLabel: captions["small maps"] },
               ...this.modes.values(),
             ),
             this.scale,
@@ -194,10 +191,9 @@ export class ExplorerPage {
           ...(this.off ? [this.off.node] : []),
           this.shares,
           element(
-            "div",
-            { className: "sa-pair" },
+            "div.sa-pair",
             ...this.texts.map((_, side) =>
-              element("div", {}, ...(this.ribbons[side] ? [this.ribbons[side].node] : []), this.captionsOf[side]),
+              element("div", ...(this.ribbons[side] ? [this.ribbons[side].node] : []), this.captionsOf[side]),
             ),
           ),
           element(
@@ -209,8 +205,7 @@ export class ExplorerPage {
         ),
       ),
       element(
-        "div",
-        { className: "sa-columns sa-below" },
+        "div.sa-columns.sa-below",
         ...(this.way.there ? [this.way.node] : []),
         ...this.next.flatMap((each) => (each ? [each.node] : [])),
       ),
@@ -255,9 +250,9 @@ export class ExplorerPage {
     return {
       picture,
       node: element(
-        "figure",
-        { className: "sa-large-map", data: { side: String(side) } },
-        element("figcaption", {}, name, save),
+        "figure.sa-large-map",
+        { data: { side: String(side) } },
+        element("figcaption", name, save),
         picture.node,
       ),
     };
@@ -314,7 +309,7 @@ export class ExplorerPage {
       .map((kind) => ({ kind, count: this.grid.habits.filter((each) => each.kind === kind && each.clear).length }))
       .sort((a, b) => b.count - a.count)[0];
     const where = wordOf(captions[`place.${common.kind}`]);
-    const word = element("strong", {}, this.word(0, this.words[0]));
+    const word = element("strong", this.word(0, this.words[0]));
     this.look.replaceChildren(
       ...(common.count > 1
         ? phrase(captions.look, { parked: common.count, heads, where, word })
@@ -451,7 +446,7 @@ export class ExplorerPage {
       ]);
     }
     this.finds.replaceChildren(...found.map(([head, says, why]) => button({ onclick: () => this.choose(head) },
-      element("b", {}, ...says), element("small", {}, filled(why, { head: this.grid.nameOf(head) })))));
+      element("b", ...says), element("small", filled(why, { head: this.grid.nameOf(head) })))));
   }
 
   large() {

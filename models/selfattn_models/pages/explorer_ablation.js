@@ -34,19 +34,19 @@ export class Off {
     this.after = [...numbersOf(bytes, stored.after)];
     this.likely = stored.likely && numbersOf(bytes, stored.likely);
     this.most = Math.max(...this.after.map((after) => Math.abs(after - stored.before)), Number.MIN_VALUE);
-    this.says = element("p", { className: "sa-off-says", ariaLive: "polite" });
-    this.bars = element("ol", { className: "sa-bars-list", data: { side: "0" } });
+    this.says = element("p.sa-off-says", { ariaLive: "polite" });
+    this.bars = element("ol.sa-bars-list", { data: { side: "0" } });
     this.toggle = button({ onclick: () => {
       this.isOff = !this.isOff;
       this.draw();
     } });
     const words = stored.words.length
-      ? [element("p", { className: "sa-soft" }, ...phrase(captions["off words"], { name: this.name() }))]
+      ? [element("p.sa-soft", ...phrase(captions["off words"], { name: this.name() }))]
       : [];
     this.node = element(
-      "section",
-      { className: "sa-off", ariaLabel: captions["off title"] },
-      element("div", { className: "sa-bar" }, this.toggle, this.says),
+      "section.sa-off",
+      { ariaLabel: captions["off title"] },
+      element("div.sa-bar", this.toggle, this.says),
       this.bars,
       ...words,
     );

@@ -173,9 +173,8 @@ export class HeadGrid {
       lens
         ? [
             element(
-              "span",
+              "span.sa-lens",
               {
-                className: "sa-lens",
                 title: filled(captions.lens, { layer, probability: fixed(lens[layer][1], 2) }),
               },
               wordOf(named[lens[layer][0]]),
@@ -183,12 +182,12 @@ export class HeadGrid {
           ]
         : [];
     const axis = (/** @type {Child[]} */ ...text) =>
-      element("span", { className: "sa-axis-name", ariaHidden: "true" }, ...text);
+      element("span.sa-axis-name", { ariaHidden: "true" }, ...text);
     this.node = element(
-      "div",
-      { className: "sa-heads", role: "listbox", ariaLabel: captions["all heads"] },
+      "div.sa-heads",
+      { role: "listbox", ariaLabel: captions["all heads"] },
       ...heads.flatMap((count, layer) => [
-        axis(...phrase(captions.layer, { layer: element("b", {}, String(layer)) })),
+        axis(...phrase(captions.layer, { layer: element("b", String(layer)) })),
         ...this.buttons.filter((_, n) => this.all[n].layer === layer),
         ...range(widest - count).map(() => axis()),
         ...says(layer),
@@ -252,13 +251,13 @@ export class HeadGrid {
           },
         },
         `${captions[`kind.${kind}`]} ${count(kind, true)}`,
-        ...(partly ? [element("small", {}, ` ~${partly}`)] : []),
+        ...(partly ? [element("small", ` ~${partly}`)] : []),
       );
     });
     return element(
-      "div",
-      { className: "sa-kinds", role: "group", ariaLabel: captions["show only"] },
-      element("span", {}, captions["show only"]),
+      "div.sa-kinds",
+      { role: "group", ariaLabel: captions["show only"] },
+      element("span", captions["show only"]),
       ...buttons,
     );
   }
@@ -318,8 +317,8 @@ export class WayMap {
     this.captions = captions;
     this.there = texts.every((text) => text.stored.means !== undefined);
     this.heading = element("h2");
-    this.means = element("p", { className: "sa-means" });
-    this.line = element("p", { className: "sa-line", ariaLive: "polite" });
+    this.means = element("p.sa-means");
+    this.line = element("p.sa-line", { ariaLive: "polite" });
     this.canvases = texts.map((text, side) => {
       const canvas = element("canvas", { role: "img", data: { side: String(side) } });
       canvas.addEventListener("pointermove", (event) => {
@@ -333,28 +332,27 @@ export class WayMap {
         ? []
         : [
             element(
-              "div",
-              { className: "sa-way-names", ariaHidden: "true" },
-              ...text.stored.keys.map((key) => element("bdi", {}, key)),
+              "div.sa-way-names",
+              { ariaHidden: "true" },
+              ...text.stored.keys.map((key) => element("bdi", key)),
             ),
           ];
     const ends = () =>
       element(
-        "div",
-        { className: "sa-way-ends", ariaHidden: "true" },
-        element("span", {}, captions["goes in"]),
-        element("span", {}, captions["comes out"]),
+        "div.sa-way-ends",
+        { ariaHidden: "true" },
+        element("span", captions["goes in"]),
+        element("span", captions["comes out"]),
       );
     this.node = element(
-      "section",
-      { className: "sa-way", ariaLabel: captions["all layers"] },
+      "section.sa-way",
+      { ariaLabel: captions["all layers"] },
       this.heading,
       this.means,
       element(
-        "div",
-        { className: "sa-ways" },
+        "div.sa-ways",
         ...texts.map((text, side) =>
-          element("div", { className: "sa-one-way" }, ends(), this.canvases[side], ...names(text)),
+          element("div.sa-one-way", ends(), this.canvases[side], ...names(text)),
         ),
       ),
       this.line,
@@ -410,20 +408,19 @@ export class NextTokens {
       Object.assign(this, chosen);
       this.draw();
     };
-    this.said = element("p", { className: "sa-next-say" });
-    this.bars = element("ol", { className: "sa-bars-list", data: { side: String(side) } });
+    this.said = element("p.sa-next-say");
+    this.bars = element("ol.sa-bars-list", { data: { side: String(side) } });
     const step = (/** @type {string} */ name, /** @type {number} */ by) =>
       button({ onclick: () => choose(this.place + by) }, captions[name]);
     this.back = step("back", -1);
     this.forth = step("step", 1);
-    this.count = element("span", { className: "sa-soft" });
+    this.count = element("span.sa-soft");
     this.node = element(
-      "section",
-      { className: "sa-next", ariaLabel: captions.next },
-      element("h2", {}, captions.next),
+      "section.sa-next",
+      { ariaLabel: captions.next },
+      element("h2", captions.next),
       element(
-        "div",
-        { className: "sa-bar" },
+        "div.sa-bar",
         chooser(captions.temperature, temperatures.map(String), this.temperature, (n) => set({ temperature: n })),
         chooser(
           captions["top k"],

@@ -40,8 +40,8 @@ class MapPage {
     this.lower = texts.map((text) => text.toLowerCase());
     this.field = data.field;
     this.canvas = element("canvas", { tabIndex: 0, role: "application", ariaLabel: captions.map });
-    this.line = element("p", { className: "sa-line", ariaLive: "polite" });
-    this.legend = element("div", { className: "sa-legend" });
+    this.line = element("p.sa-line", { ariaLive: "polite" });
+    this.legend = element("div.sa-legend");
     this.side = element("section", { ariaLabel: captions.near });
     this.typed = element("input", {
       type: "search",
@@ -55,12 +55,11 @@ class MapPage {
       ["⤢", "whole", 0],
     ]);
     root.replaceChildren(
-      topOf(root, captions, element("p", {}, ...phrase(captions.look, { share: captions.share })), "", () =>
+      topOf(root, captions, element("p", ...phrase(captions.look, { share: captions.share })), "", () =>
         this.draw(),
       ),
       element(
-        "div",
-        { className: "sa-bar" },
+        "div.sa-bar",
         ...(fields.length > 1
           ? [
               chooser(
@@ -73,15 +72,14 @@ class MapPage {
           : []),
         this.typed,
         element(
-          "span",
-          { className: "sa-tabs" },
+          "span.sa-tabs",
           ...sizes.map(([sign, name, by]) =>
             button({ title: captions[name], ariaLabel: captions[name], onclick: () => this.scale(by) }, sign),
           ),
         ),
       ),
       this.legend,
-      element("div", { className: "sa-columns" }, element("div", {}, this.canvas, this.line), this.side),
+      element("div.sa-columns", element("div", this.canvas, this.line), this.side),
     );
     this.canvas.onpointermove = (event) => {
       const n = this.at(event);
@@ -164,7 +162,7 @@ class MapPage {
             },
             element("i", { className: `sa-colour-${code}` }),
             code < OTHERS ? wordOf(fields[field].values[code]) : captions.others,
-            element("small", {}, ` ${count}`),
+            element("small", ` ${count}`),
           ),
         ),
     );
@@ -183,23 +181,21 @@ class MapPage {
     if (n < 0) return;
     this.chosen = n;
     this.side.replaceChildren(
-      element("p", {}, element("strong", {}, element("bdi", {}, texts[n]))),
-      element("p", { className: "sa-soft" }, fields[0].name && values.join(" · ")),
-      element("h2", {}, captions.near),
+      element("p", element("strong", element("bdi", texts[n]))),
+      element("p.sa-soft", fields[0].name && values.join(" · ")),
+      element("h2", captions.near),
       element(
         "ol",
-        {},
         ...range(nearest)
           .map((k) => n * nearest + k)
           .map((at) =>
             element(
               "li",
-              {},
               button(
                 { onclick: () => this.choose(this.nearest[at]) },
-                element("output", {}, fixed(this.scores[at], 2)),
+                element("output", fixed(this.scores[at], 2)),
                 " ",
-                element("bdi", {}, texts[this.nearest[at]]),
+                element("bdi", texts[this.nearest[at]]),
               ),
             ),
           ),
@@ -263,7 +259,7 @@ class MapPage {
       context,
       style.backgroundColor,
     );
-    this.line.replaceChildren(pointed >= 0 ? element("bdi", {}, texts[pointed])
+    this.line.replaceChildren(pointed >= 0 ? element("bdi", texts[pointed])
       : filled(captions[left < texts.length ? "some" : "point"], { n: left, of: texts.length }));
   }
 

@@ -53,10 +53,8 @@ export class Heat {
       options.columnLabels &&
       element(
         "thead",
-        {},
         element(
           "tr",
-          {},
           ...corner(),
           ...options.columnLabels.map((label) => element("th", { scope: "col", title: label }, label)),
         ),
@@ -64,7 +62,6 @@ export class Heat {
     this.lines = this.cells.map((cells, i) =>
       element(
         "tr",
-        {},
         ...(options.rowLabels
           ? [element("th", { scope: "row", title: options.rowLabels[i] }, options.rowLabels[i])]
           : []),
@@ -74,14 +71,14 @@ export class Heat {
     this.node = element("table", {
       className: `sa-heat${options.edit ? " sa-editable" : ""}`, role: "grid", ariaLabel: options.name,
       ariaReadOnly: String(!options.edit), data: { side: String(options.side ?? 0) },
-    }, ...(head ? [head] : []), element("tbody", {}, ...this.lines));
+    }, ...(head ? [head] : []), element("tbody", ...this.lines));
     if (this.cells[0]?.[0]) this.cells[0][0].tabIndex = 0;
     this.listen();
   }
 
   /** @type {(i: number, j: number) => HTMLTableCellElement} */
   cell(i, j) {
-    const td = element("td", { className: "sa-tinted", tabIndex: -1 });
+    const td = element("td.sa-tinted", { tabIndex: -1 });
     this.places.set(td, { i, j });
     return td;
   }

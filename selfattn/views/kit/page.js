@@ -10,19 +10,30 @@ import { clamp, counted, speak } from "../compute.js";
 /** @typedef {Record<string, any> & { data?: Record<string, string> }} Properties */
 
 /**
- * An HTML element with properties, `data` for data-* attributes, and children.
- * @template {keyof HTMLElementTagNameMap} T
- * @param {T} tag
- * @param {Properties} [options]
- * @param {Child[]} children
- * @returns {HTMLElementTagNameMap[T]}
+ * @template {string} K
+ * @typedef {K extends `${infer T extends keyof HTMLElementTagNameMap}.${string}` ? HTMLElementTagNameMap[T] :
+ *   K extends keyof HTMLElementTagNameMap ? HTMLElementTagNameMap[K] : never} Made
  */
-export function element(tag, options = {}, ...children) {
-  const { data = {}, ...properties } = options;
-  const made = Object.assign(document.createElement(tag), properties);
+
+/**
+ * An HTML element: its tag, with classes after dots; properties, and `data` for data-* attributes, if there are any;
+ * children.
+ * @template {string} K
+ * @param {K} kind
+ * @param {[options?: Properties | Child, ...children: Child[]]} given
+ * @returns {Made<K>}
+ */
+export function element(kind, ...given) {
+  const [tag, ...classes] = kind.split("."), [first] = given;
+  const { data = {}, ...properties } = /** @type {Properties} */ (
+    typeof first === "string" || first instanceof Node ? {} : (given.shift() ?? {})
+  );
+  const made = document.createElement(tag);
+  if (classes.length) made.className = classes.join(" ");
+  Object.assign(made, properties);
   Object.assign(made.dataset, data);
-  made.append(...children);
-  return made;
+  made.append(.../** @type {Child[]} */ (given));
+  return /** @type {Made<K>} */ (made);
 }
 
 /** @type {(properties: Properties, ...children: Child[]) => HTMLButtonElement} */
@@ -44,7 +55,7 @@ export function shape(tag, attributes = {}, ...children) {
 }
 
 /** @param {string} text a token, whose direction of writing is isolated */
-export const wordOf = (text) => element("bdi", { className: "sa-word" }, text);
+export const wordOf = (text) => element("bdi.sa-word", text);
 
 /**
  * A sentence as nodes: *word* is bold, {name} is replaced by a value, which is text or a node, and plurals by a form.
@@ -59,7 +70,7 @@ export function phrase(sentence, values = {}) {
       const value = values[name];
       return Array.isArray(value) ? value : [typeof value === "number" ? String(value) : value];
     });
-    return strong ? [element("strong", {}, ...nodes)] : nodes;
+    return strong ? [element("strong", ...nodes)] : nodes;
   });
 }
 
@@ -162,7 +173,7 @@ export function chooser(name, options, first, choose) {
     { onchange: () => choose(list.selectedIndex) },
     ...options.map((text, n) => element("option", { selected: n === first }, text)),
   );
-  return element("label", {}, `${name} `, list);
+  return element("label", `${name} `, list);
 }
 
 /**
@@ -216,7 +227,7 @@ export function tools(root, texts, changed, ...more) {
       },
     },
     "A",
-    element("small", {}, "A"),
+    element("small", "A"),
   );
   // Other pages of a folder that `selfattn pages` wrote; the one in another language opens the same lesson.
   const others = /** @type {NodeListOf<HTMLLinkElement>} */ (document.head.querySelectorAll("link[hreflang]"));
@@ -238,7 +249,7 @@ export function tools(root, texts, changed, ...more) {
       title,
     ),
   );
-  return element("div", { className: "sa-tools" }, ...links, ...more, ...otherViews(root), theme, larger);
+  return element("div.sa-tools", ...links, ...more, ...otherViews(root), theme, larger);
 }
 
 /**
@@ -248,10 +259,10 @@ export function tools(root, texts, changed, ...more) {
  *   HTMLElement}
  */
 export function topOf(root, texts, look, more, changed) {
-  const title = element("h1", {}, ...root.querySelector("h1")?.childNodes ?? []);
-  if (more) title.append(" ", element("small", {}, more));
+  const title = element("h1", ...root.querySelector("h1")?.childNodes ?? []);
+  if (more) title.append(" ", element("small", more));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
-  return element("div", { className: "sa-top" }, element("div", {}, title, look), tools(root, texts, changed));
+  return element("div.sa-top", element("div", title, look), tools(root, texts, changed));
 }
 
 /**

@@ -40,7 +40,7 @@ function toneOf(value, kind) {
  * @param {HTMLElement} root
  */
 export function pixelColours(root) {
-  const probe = element("i", { className: "sa-tinted" }), { style } = probe;
+  const probe = element("i.sa-tinted"), { style } = probe;
   const context = element("canvas", { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
   root.append(probe);
   const rgb = (/** @type {string} */ colour) => {
@@ -117,8 +117,8 @@ export class Picture {
       role: "img",
       ariaLabel: name,
     });
-    this.line = element("i", { className: "sa-map-row" });
-    this.node = element("div", { className: "sa-map", data: { side: String(side) } }, this.canvas, this.line);
+    this.line = element("i.sa-map-row");
+    this.node = element("div.sa-map", { data: { side: String(side) } }, this.canvas, this.line);
     this.node.style.aspectRatio = `${Math.max(1, columns)} / ${Math.max(1, rows)}`;
     if (!point) return;
     this.canvas.addEventListener("pointermove", (event) => point(placeIn(event, this.canvas, rows, columns)));
@@ -258,15 +258,15 @@ export class NumberLines {
 export function drawBars(list, likely, others, texts) {
   const most = Math.max(...likely.map(({ probability }) => probability), Number.MIN_VALUE);
   const bar = (/** @type {Child} */ name, /** @type {number} */ probability, look = "", note = "") => {
-    const fill = element("i", { className: "sa-fill" });
+    const fill = element("i.sa-fill");
     fill.style.width = `${Math.min(100, (100 * probability) / most).toFixed(2)}%`;
     return element(
       "li",
       { className: look },
-      element("span", { className: "sa-name" }, name),
-      element("span", { className: "sa-track" }, fill),
-      element("output", {}, fixed(probability, 3)),
-      ...(note ? [element("small", {}, note)] : []),
+      element("span.sa-name", name),
+      element("span.sa-track", fill),
+      element("output", fixed(probability, 3)),
+      ...(note ? [element("small", note)] : []),
     );
   };
   list.replaceChildren(

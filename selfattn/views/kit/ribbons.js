@@ -118,7 +118,7 @@ export class Ribbons {
     this.left = keys.map((word, j) => this.word(word, "from", j));
     this.right = queries.map((word, i) => this.word(word, "to", i));
     if (this.right[0]) this.right[0].tabIndex = small ? -1 : 0;
-    this.field = element("div", { className: "sa-field" }, art, ...this.left, ...this.right);
+    this.field = element("div.sa-field", art, ...this.left, ...this.right);
     this.caption = element("figcaption");
     this.node = element(
       "figure",
@@ -126,15 +126,14 @@ export class Ribbons {
       ...(heading
         ? [
             element(
-              "div",
-              { className: "sa-ends" },
-              element("span", {}, ends.from),
+              "div.sa-ends",
+              element("span", ends.from),
               heading,
-              element("span", {}, ends.to),
+              element("span", ends.to),
             ),
           ]
         : []),
-      element("div", { className: "sa-scroll" }, this.field),
+      element("div.sa-scroll", this.field),
       this.caption,
     );
     this.field.addEventListener("keydown", (event) => {
@@ -154,7 +153,7 @@ export class Ribbons {
       className: `sa-token sa-${kind}`, tabIndex: -1, title: word, ariaDescription: ends[kind],
       onclick: () => point(selection, true), onfocus: () => point(selection, false), onblur: () => point(null, false),
       onpointerenter: () => point(selection, false), onpointerleave: () => point(null, false),
-    }, element("bdi", {}, word));
+    }, element("bdi", word));
   }
 
   /** @type {(key: string, target: EventTarget | null) => boolean} */

@@ -33,9 +33,9 @@ export class Tour {
     this.timer = 0;
     const named = (/** @type {string} */ name, /** @type {() => void} */ act) =>
       button({ data: { do: name }, onclick: act });
-    this.place = element("span", { className: "sa-tour-at" });
-    this.words = element("span", { className: "sa-tour-say", ariaLive: "polite" });
-    this.guesses = element("span", { className: "sa-guesses", role: "group", ariaLabel: texts["tour guess"] });
+    this.place = element("span.sa-tour-at");
+    this.words = element("span.sa-tour-say", { ariaLive: "polite" });
+    this.guesses = element("span.sa-guesses", { role: "group", ariaLabel: texts["tour guess"] });
     this.dots = stops.map((stop, n) =>
       button({ title: stop.name, ariaLabel: `${n + 1}: ${stop.name}`, onclick: () => this.go(n) }),
     );
@@ -50,15 +50,14 @@ export class Tour {
     );
     this.speed.value = "normal";
     this.node = element(
-      "nav",
-      { className: "sa-tour", ariaLabel: texts.tour },
+      "nav.sa-tour",
+      { ariaLabel: texts.tour },
       this.place,
       this.words,
       this.guesses,
       element(
-        "span",
-        { className: "sa-tour-go" },
-        element("span", { className: "sa-dots", role: "group", ariaLabel: texts["tour stops"] }, ...this.dots),
+        "span.sa-tour-go",
+        element("span.sa-dots", { role: "group", ariaLabel: texts["tour stops"] }, ...this.dots),
         this.back,
         this.next,
         this.playButton,

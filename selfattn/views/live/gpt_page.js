@@ -46,8 +46,8 @@ export class GPTPage extends PackPage {
     this.colours = pixelColours(root);
     this.prompt = element("textarea", { rows: 1, spellcheck: false, value: data.prompt, oninput: () => this.anew() });
     this.text = element(
-      "div",
-      { className: "sa-written", role: "group", ariaLabel: captions.text, data: { side: "0" } },
+      "div.sa-written",
+      { role: "group", ariaLabel: captions.text, data: { side: "0" } },
     );
     moveAlong(this.text, () => /** @type {HTMLElement[]} */ ([...this.text.children]), (n) => this.goTo(n));
     this.one = named("step", () => this.write(1));
@@ -59,23 +59,22 @@ export class GPTPage extends PackPage {
     this.more = named("write", () => (this.writing ? this.worker.stop("write") : this.write(MOST_WRITTEN)));
     this.how = { temperature: 0, topP: 1 };
     this.sliders = { temperature: this.slider("temperature", 0, 2, 0.1), topP: this.slider("topP", 0.05, 1, 0.05) };
-    this.says = element("p", { className: "sa-line", ariaLive: "polite" });
+    this.says = element("p.sa-line", { ariaLive: "polite" });
     this.grid = element("div");
     this.heading = element("h2");
-    this.bars = element("ol", { className: "sa-bars-list", data: { side: "0" } });
-    this.outputs = range(2).map(() => element("p", { className: "sa-output" }));
-    this.parted = element("p", { className: "sa-soft", ariaLive: "polite" });
+    this.bars = element("ol.sa-bars-list", { data: { side: "0" } });
+    this.outputs = range(2).map(() => element("p.sa-output"));
+    this.parted = element("p.sa-soft", { ariaLive: "polite" });
     this.editor = new WeightEditor(this);
-    this.counted = element("span", { className: "sa-soft" });
+    this.counted = element("span.sa-soft");
     this.changing = element(
       "div",
-      {},
-      element("h2", {}, captions.compare),
-      ...["trained", "now"].flatMap((name, n) => [element("small", {}, captions[name]), this.outputs[n]]),
+      element("h2", captions.compare),
+      ...["trained", "now"].flatMap((name, n) => [element("small", captions[name]), this.outputs[n]]),
       this.parted,
-      element("h2", {}, captions.weights),
+      element("h2", captions.weights),
       this.editor.node,
-      element("div", { className: "sa-bar" }, named("reset", () => this.reset()), this.counted),
+      element("div.sa-bar", named("reset", () => this.reset()), this.counted),
     );
     this.lede = element("p");
     this.about = element("p");
@@ -84,9 +83,8 @@ export class GPTPage extends PackPage {
       this.top(this.lede),
       this.guide,
       element(
-        "div",
-        { className: "sa-bar" },
-        element("label", { className: "sa-prompt" }, element("strong", {}, captions.prompt), this.prompt),
+        "div.sa-bar",
+        element("label.sa-prompt", element("strong", captions.prompt), this.prompt),
         this.one,
         this.back,
         this.more,
@@ -96,12 +94,11 @@ export class GPTPage extends PackPage {
       this.says,
       this.status,
       element(
-        "div",
-        { className: "sa-gpt-columns" },
-        element("section", { ariaLabel: captions["all heads"] }, element("h2", {}, captions["all heads"]), this.grid),
-        element("section", {}, this.heading, this.bars, this.changing),
+        "div.sa-gpt-columns",
+        element("section", { ariaLabel: captions["all heads"] }, element("h2", captions["all heads"]), this.grid),
+        element("section", this.heading, this.bars, this.changing),
       ),
-      element("div", { className: "sa-bar" }, this.about, ...this.opener),
+      element("div.sa-bar", this.about, ...this.opener),
       this.built,
     );
     this.begin("");
@@ -122,7 +119,7 @@ export class GPTPage extends PackPage {
       output.textContent = fixed(this.how[name], 2);
     };
     show();
-    return { show, label: element("label", {}, this.captions[name], input, output) };
+    return { show, label: element("label", this.captions[name], input, output) };
   }
 
   /** @param {Partial<import("./letters.js").Drawing>} how */
@@ -140,7 +137,7 @@ export class GPTPage extends PackPage {
   async loaded() {
     const { captions, data, model } = this, heads = /** @type {number[]} */ (model.heads);
     this.about.replaceChildren(
-      ...(this.name ? [element("strong", {}, this.name), " "] : []),
+      ...(this.name ? [element("strong", this.name), " "] : []),
       ...phrase(captions.about, {
         parameters: model.parameters.toLocaleString(captions.lang),
         layers: heads.length,
@@ -152,10 +149,9 @@ export class GPTPage extends PackPage {
     this.heads.forEach((each, k) => (each.look.onclick = each.look.onfocus = () => this.choose(k)));
     this.grid.replaceChildren(
       ...heads.flatMap((_, layer) => [
-        element("h3", {}, filled(captions.layer, { layer })),
+        element("h3", filled(captions.layer, { layer })),
         element(
-          "div",
-          { className: "sa-gpt-heads" },
+          "div.sa-gpt-heads",
           ...this.heads.filter(({ at }) => at[0] === layer).map(({ node }) => node),
         ),
       ]),
@@ -224,7 +220,7 @@ export class GPTPage extends PackPage {
         },
       },
     );
-    const node = element("div", { className: "sa-gpt-head" }, look, power);
+    const node = element("div.sa-gpt-head", look, power);
     return { at, key, name, canvas, kind, look, power, node };
   }
 
@@ -405,9 +401,9 @@ export class GPTPage extends PackPage {
     const { prompt, parts, differ } = found;
     this.outputs.forEach((output, n) =>
       output.replaceChildren(
-        element("span", { className: "sa-soft" }, prompt),
+        element("span.sa-soft", prompt),
         parts[n][0],
-        element("mark", {}, parts[n][1]),
+        element("mark", parts[n][1]),
       ),
     );
     this.parted.textContent = differ < 0 ? captions.same : filled(captions.differs, { n: differ + 1 });
@@ -449,13 +445,11 @@ class WeightEditor {
       },
     });
     this.node = element(
-      "div",
-      { className: "sa-weight-editor" },
+      "div.sa-weight-editor",
       this.choice,
       this.canvas,
       element(
-        "div",
-        { className: "sa-bar" },
+        "div.sa-bar",
         "[",
         this.row,
         ", ",

@@ -14,8 +14,8 @@ export class KernelPage {
     this.data = data;
     this.captions = /** @type {Record<string, string>} */ (data.captions);
     this.worker = new KernelWorker(wasm);
-    this.status = element("span", { className: "sa-soft", role: "status" });
-    this.built = element("p", { className: "sa-soft sa-built" }, data.built);
+    this.status = element("span.sa-soft", { role: "status" });
+    this.built = element("p.sa-soft.sa-built", data.built);
   }
 
   /** @type {(look: HTMLElement) => HTMLElement} the first line */

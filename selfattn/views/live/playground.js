@@ -303,7 +303,7 @@ class Playground {
       element("textarea", { ariaLabel: captions[name], value, spellcheck: false, oninput: () => this.compute() });
     const number = (/** @type {string} */ name, value = "") => {
       const field = element("input", { value, inputMode: "decimal", oninput: () => this.compute() });
-      return { field, node: element("label", {}, captions[name], field) };
+      return { field, node: element("label", captions[name], field) };
     };
     this.words = area("words");
     this.matrices = ["1 0 2\n0 1 1\n2 1 0", "1 1 0\n0 1 2\n1 0 1", "1 0\n0 1\n2 2"].map((value, n) =>
@@ -317,10 +317,9 @@ class Playground {
     );
     this.source = chooser(captions.source, [captions.text, captions.own], 0, () => this.compute());
     this.causal = chooser(captions.causal, [captions.all, captions.upper, captions.lower], 0, () => this.compute());
-    this.heads = element("span", { className: "sa-tabs" });
+    this.heads = element("span.sa-tabs");
     this.kinds = element(
-      "span",
-      { className: "sa-tabs" },
+      "span.sa-tabs",
       ...SHOWN.map((name) =>
         button(
           {
@@ -336,8 +335,8 @@ class Playground {
       ),
     );
     this.canvas = element("canvas", { tabIndex: 0, role: "application", ariaLabel: captions.picture });
-    this.strip = element("div", { className: "sa-strip" });
-    this.line = element("p", { className: "sa-line", ariaLive: "polite" });
+    this.strip = element("div.sa-strip");
+    this.line = element("p.sa-line", { ariaLive: "polite" });
     this.code = { selfattn: element("pre", { tabIndex: 0 }), numpy: element("pre", { tabIndex: 0 }) };
     this.canvas.onpointermove = (event) =>
       this.found && this.tell(placeIn(event, this.canvas, this.found.rows, this.found.columns));
@@ -345,38 +344,34 @@ class Playground {
       this.found && this.toggle(placeIn(event, this.canvas, this.found.rows, this.found.columns));
     this.canvas.onkeydown = (event) => this.key(event);
     const given = element(
-      "div",
-      { className: "sa-controls" },
+      "div.sa-controls",
       this.source,
       ...[this.words, ...this.matrices].map((each) =>
-        element("label", { className: "sa-wide" }, each.ariaLabel ?? "", each),
+        element("label.sa-wide", each.ariaLabel ?? "", each),
       ),
     );
     this.controls = element(
-      "div",
-      { className: "sa-controls" },
+      "div.sa-controls",
       this.causal,
       ...Object.values(this.fields).map(({ node }) => node),
       button({ onclick: () => (this.closed.clear(), this.compute()) }, captions.open),
     );
-    this.result = element("div", {}, this.kinds, " ", this.heads, this.strip, this.line);
+    this.result = element("div", this.kinds, " ", this.heads, this.strip, this.line);
     root.replaceChildren(
-      topOf(root, captions, element("p", {}, ...phrase(captions.look)), "", () => this.draw()),
+      topOf(root, captions, element("p", ...phrase(captions.look)), "", () => this.draw()),
       given,
-      element("div", { className: "sa-columns" }, this.controls, this.result),
+      element("div.sa-columns", this.controls, this.result),
       element(
-        "div",
-        { className: "sa-code" },
+        "div.sa-code",
         ...Object.entries(this.code).map(([name, pre]) =>
           element(
             "div",
-            {},
-            element("h2", {}, captions[`with ${name}`], " ", button({ onclick: () => this.copy(pre) }, captions.copy)),
+            element("h2", captions[`with ${name}`], " ", button({ onclick: () => this.copy(pre) }, captions.copy)),
             pre,
           ),
         ),
       ),
-      element("p", { className: "sa-soft" }, built),
+      element("p.sa-soft", built),
     );
     this.compute();
   }
@@ -516,7 +511,7 @@ class Playground {
       const { i, j } = this.at;
       table.cells[Math.min(i, rows - 1)][Math.min(j, columns - 1)].tabIndex = 0;
     } else {
-      const colours = pixelColours(this.root), map = element("div", { className: "sa-map" }, this.canvas);
+      const colours = pixelColours(this.root), map = element("div.sa-map", this.canvas);
       if (this.canvas.parentElement?.parentElement !== this.strip) this.strip.replaceChildren(map);
       /** @type {HTMLElement} */ (this.canvas.parentElement).style.aspectRatio =
         `${columns} / ${clamp(rows, columns / 4, columns)}`;

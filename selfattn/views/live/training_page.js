@@ -58,23 +58,20 @@ class TrainingPage extends KernelPage {
       { viewBox: `0 0 ${WIDE_LINE} ${HIGH_LINE}`, preserveAspectRatio: "none", role: "img", class: "sa-curve" },
       this.line,
     );
-    this.loss = element("p", { className: "sa-means" });
-    this.written = element("p", { className: "sa-written" });
-    this.grid = element("div", { className: "sa-heads" });
+    this.loss = element("p.sa-means");
+    this.written = element("p.sa-written");
+    this.grid = element("div.sa-heads");
     this.large = element("div");
-    this.takes = element("p", { className: "sa-takes", ariaLive: "polite" });
+    this.takes = element("p.sa-takes", { ariaLive: "polite" });
     root.replaceChildren(
-      this.top(element("p", { className: "sa-lede" }, ...phrase(captions.look))),
+      this.top(element("p.sa-lede", ...phrase(captions.look))),
       element(
-        "div",
-        { className: "sa-fields" },
+        "div.sa-fields",
         element(
           "div",
-          {},
-          element("label", {}, captions["your text"], this.text),
+          element("label", captions["your text"], this.text),
           element(
-            "div",
-            { className: "sa-bar" },
+            "div.sa-bar",
             this.go,
             this.one,
             button({ onclick: () => this.begin() }, captions.anew),
@@ -85,17 +82,16 @@ class TrainingPage extends KernelPage {
         element(
           "section",
           { ariaLabel: captions["the loss"] },
-          element("h2", {}, captions["the loss"]),
+          element("h2", captions["the loss"]),
           this.picture,
           this.loss,
-          element("h2", {}, captions["it writes"]),
+          element("h2", captions["it writes"]),
           this.written,
         ),
       ),
       element(
-        "div",
-        { className: "sa-fields sa-shown" },
-        element("section", { ariaLabel: captions["all heads"] }, element("h2", {}, captions["all heads"]), this.grid),
+        "div.sa-fields.sa-shown",
+        element("section", { ariaLabel: captions["all heads"] }, element("h2", captions["all heads"]), this.grid),
         element("section", { ariaLabel: captions["one head"] }, this.takes, this.large),
       ),
       this.built,
@@ -142,7 +138,7 @@ class TrainingPage extends KernelPage {
       losses.push(...found.losses);
       this.curve();
       if (found.weights) this.heads(found);
-      if (found.written) this.written.replaceChildren(element("b", {}, sample), found.written);
+      if (found.written) this.written.replaceChildren(element("b", sample), found.written);
       this.root.dataset.step = String(found.step);
     };
     const found = await this.during(this.worker.ask("train", { lr, steps, batch: BATCH, sample }, { progress: show }));
@@ -200,7 +196,7 @@ class TrainingPage extends KernelPage {
         side: 0,
         name: this.captions["one head"],
         ends: { from: this.captions["goes in"], to: this.captions["comes out"] },
-        heading: element("b", {}, ""),
+        heading: element("b", ""),
         high: HEAD_HIGH,
         point: (chosen) => {
           this.selected = chosen ?? this.selected;

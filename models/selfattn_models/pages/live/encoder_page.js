@@ -37,7 +37,7 @@ class EncoderPage extends ModelPage {
     );
     this.compare = button({ ariaPressed: "false", onclick: () => this.pair() }, captions.compare);
     this.alike = element("strong");
-    this.words = element("div", { className: "sa-words", role: "group", ariaLabel: captions.words });
+    this.words = element("div.sa-words", { role: "group", ariaLabel: captions.words });
     moveAlong(
       this.words,
       () => /** @type {HTMLElement[]} */ ([...this.words.children]),
@@ -56,7 +56,7 @@ class EncoderPage extends ModelPage {
       oninput: () => this.embed(),
     });
     this.cut = chooser(captions["cut at"], [captions.lines, captions.paragraphs], 0, () => this.embed());
-    this.near = element("ol", { className: "sa-near" });
+    this.near = element("ol.sa-near");
     this.arrange();
     this.begin(captions["the toy"]);
   }
@@ -64,30 +64,28 @@ class EncoderPage extends ModelPage {
   arrange() {
     const { captions, root } = this;
     root.replaceChildren(
-      this.top(element("p", { className: "sa-lede" }, ...phrase(captions.type))),
+      this.top(element("p.sa-lede", ...phrase(captions.type))),
       element(
-        "div",
-        { className: "sa-fields" },
+        "div.sa-fields",
         ...this.labels,
         this.words,
-        element("div", { className: "sa-bar" }, this.compare, this.alike, this.status),
+        element("div.sa-bar", this.compare, this.alike, this.status),
       ),
       element(
-        "section",
-        { className: "sa-model", ariaLabel: captions["the model"] },
+        "section.sa-model",
+        { ariaLabel: captions["the model"] },
         this.about,
-        element("div", { className: "sa-bar" }, ...this.opener),
+        element("div.sa-bar", ...this.opener),
       ),
       this.shown,
       element(
-        "section",
-        { className: "sa-search", ariaLabel: captions.search },
-        element("h2", {}, captions.search),
-        element("p", {}, captions["search means"]),
+        "section.sa-search",
+        { ariaLabel: captions.search },
+        element("h2", captions.search),
+        element("p", captions["search means"]),
         element(
-          "div",
-          { className: "sa-columns" },
-          element("div", {}, element("label", {}, captions.texts, this.texts), this.cut),
+          "div.sa-columns",
+          element("div", element("label", captions.texts, this.texts), this.cut),
           this.near,
         ),
       ),
@@ -105,7 +103,7 @@ class EncoderPage extends ModelPage {
         layers,
         heads,
         n: words?.length ?? 0,
-        code: element("code", {}, data.code),
+        code: element("code", data.code),
         file: data.address ?? "",
       }),
     );
@@ -163,13 +161,12 @@ class EncoderPage extends ModelPage {
     });
     this.near.replaceChildren(
       ...near.map((/** @type {{ text: string, score: number }} */ { text, score }) => {
-        const bar = element("i", { className: "sa-fill" });
+        const bar = element("i.sa-fill");
         bar.style.width = `${100 * clamp(score, 0, 1)}%`;
         return element(
           "li",
-          {},
-          element("output", {}, fixed(score, 2).replace("-", "−")),
-          element("span", {}, element("bdi", {}, text), bar),
+          element("output", fixed(score, 2).replace("-", "−")),
+          element("span", element("bdi", text), bar),
         );
       }),
     );

@@ -45,7 +45,7 @@ function placesOf(texts, captions) {
 
 export class ModelPage extends PackPage {
   /** @type {ExplorerPage | undefined} */ explorer;
-  shown = element("div", { className: "sa-explorer" });
+  shown = element("div.sa-explorer");
 
   recolour() {
     this.explorer?.recolour();
