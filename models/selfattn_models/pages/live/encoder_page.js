@@ -13,6 +13,7 @@ import { inWorker, serve } from "../../../../selfattn/views/live/worker.js";
 
 class EncoderPage extends ModelPage {
   word = ""; // the token that was chosen
+  frame = 0; // that will embed the texts
 
   /** @param {HTMLElement} root @param {any} data @param {ArrayBuffer} wasm */
   constructor(root, data, wasm) {
@@ -53,7 +54,13 @@ class EncoderPage extends ModelPage {
       rows: 9,
       spellcheck: false,
       value: captions.collection,
-      oninput: () => this.embed(),
+      // Text that is inserted may be an event for each of its lines.
+      oninput: () => {
+        this.frame ||= requestAnimationFrame(() => {
+          this.frame = 0;
+          this.embed();
+        });
+      },
     });
     this.cut = chooser(captions["cut at"], [captions.lines, captions.paragraphs], 0, () => this.embed());
     this.near = element("ol.sa-near");
