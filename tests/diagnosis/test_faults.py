@@ -255,7 +255,7 @@ def test_the_page_compares_the_steps():
     found = verdict(HEADS.replace("/ np.sqrt(q.shape[3])", ""))
     page = found.page().html
     assert found.faults[0] in page
-    assert f'id="stage={found.stage}"' in page
+    assert f'"name":"{found.stage}"' in page
     assert "yours 0" in page
     assert found._repr_html_().startswith("<div><pre>attention")
     assert "<svg" in verdict(BACK.replace("(dP - (dP * P).sum(-1, keepdims=True))", "dP")).page().svg
