@@ -528,17 +528,14 @@ export class FirstScreen {
         const node = this.nodeOf(side, role), made = this.heatOf(side, role);
         if (!node || !made) continue;
         const own = ["key", "value"].includes(role) && this.ribbons[side].options.crossed ? -1 : row;
-        if (made instanceof Heat) {
-          made.update({
-            matrix: this.seen(node),
-            size,
-            row: own,
-            write: (_, i, j) => this.short(node, i, j),
-            moved: (i, j) => this.view.numbers.moved({ node, i, j }),
-          });
-        } else {
-          made.update({ matrix: this.seen(node), size, row: own, colours });
-        }
+        made.update({
+          matrix: this.seen(node),
+          size,
+          row: own,
+          colours,
+          write: (_, i, j) => this.short(node, i, j),
+          moved: (i, j) => this.view.numbers.moved({ node, i, j }),
+        });
       }
     }
   }
@@ -610,23 +607,19 @@ export class FirstScreen {
   difference(i, shown) {
     const { texts } = this;
     const { by, most } = this.mostDifferent(i, shown);
-    const legend = this.sides.flatMap((side) => [
-      element(
-        "span.sa-key",
-        { data: { side: String(side) } },
-        side ? "■ " : "● ",
-        element("bdi", this.view.sideName(side)),
-      ),
-      " ",
-    ]);
     return [
-      ...legend,
+      ...this.sides.flatMap((side) => [this.key(side, side ? "■ " : "● "), " "]),
       element("br"),
       ...phrase(by[most] < 0.005 ? texts["not different"] : texts["most different"], {
         n: most,
         by: brief(by[most], SHORT),
       }),
     ];
+  }
+
+  /** @type {(side: number, sign?: string) => HTMLElement} the name of a text, in its colour */
+  key(side, sign = "") {
+    return element("span.sa-key", { data: { side: String(side) } }, sign, element("bdi", this.view.sideName(side)));
   }
 
   /**
@@ -694,20 +687,9 @@ export class FirstScreen {
     const nodes = this.sides.map((side) => this.nodeOf(side, "output"));
     const both = nodes.length === 2 && nodes.every((node) => node && i < node.shape[0]);
     const c = both ? this.mostDifferent(i, range(Math.min(...nodes.map((node) => node?.shape[1] ?? 0)))).most : 0;
-    const start = (/** @type {number} */ side) =>
-      nodes.length > 1
-        ? [
-            element(
-              "span.sa-key",
-              { data: { side: String(side) } },
-              element("bdi", this.view.sideName(side)),
-              ": ",
-            ),
-          ]
-        : [];
     const lines = nodes.flatMap((node, side) =>
       node && i < node.shape[0] && c < node.shape[1]
-        ? [[...start(side), ...view.words.sentence({ node, i, j: c })]]
+        ? [[...(nodes.length > 1 ? [this.key(side), ": "] : []), ...view.words.sentence({ node, i, j: c })]]
         : [],
     );
     this.sum.replaceChildren(

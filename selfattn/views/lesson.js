@@ -5,7 +5,7 @@
 import { speak } from "./compute.js";
 import { button, element, isForeign, moveAlong, phrase, tools } from "./kit/page.js";
 import { Tour } from "./kit/tour.js";
-import { dataOf, MOST_WORDS, ownWords, takesWords } from "./own_words.js";
+import { dataOf, fits, ownWords, takesWords, wordsOf } from "./own_words.js";
 import { View } from "./steps.js";
 
 /** @typedef {import("./kit/tour.js").Stop} Stop */
@@ -210,17 +210,9 @@ export class Lesson {
     const at = new URLSearchParams(hash.slice(1)), [stop, place] = [Number(at.get("stop")), Number(at.get("view"))];
     if (at.has("stage")) return (this.views[place - 1] ?? this.views[0]).walk.goToHash(hash);
     if (!hash) return;
-    const own = OWN_TEXTS.flatMap((name) => at.get(name) ?? []).map((text) =>
-      text
-        .split(text.includes(",") ? "," : /\s+/)
-        .map((word) => word.trim())
-        .filter(Boolean),
-    );
-    if (own.length && own.length === this.takes && own.every(({ length }) => length && length <= MOST_WORDS)) {
-      this.write(own);
-    } else if (this.written) {
-      this.write(null);
-    }
+    const own = OWN_TEXTS.flatMap((name) => at.get(name) ?? []).map(wordsOf);
+    if (own.length && own.length === this.takes && own.every(fits)) this.write(own);
+    else if (this.written) this.write(null);
     const view = this.views[place - 1] ?? this.shown, { t0 } = view.labels, word = at.get("word") ?? "";
     this.show(view);
     const { screen } = view;

@@ -19,7 +19,7 @@ import { TOKENS } from "./walk.js";
  */
 
 // MOST_PAIRS queries have weighted values that are shown, as in graph.py.
-export const MOST_WORDS = 16, MOST_PAIRS = 8;
+const MOST_WORDS = 16, MOST_PAIRS = 8;
 
 /** @type {(data: PageData) => boolean} whether a view can have other words */
 export const takesWords = ({ nodes }) =>
@@ -159,6 +159,16 @@ export function dataOf({ nodes, stages, labels, texts, ...more }, wanted) {
   };
 }
 
+/** @type {(text: string) => string[]} its words, with commas or spaces between them */
+export const wordsOf = (text) =>
+  text
+    .split(text.includes(",") ? "," : /\s+/)
+    .map((word) => word.trim())
+    .filter(Boolean);
+
+/** @type {(words: string[]) => boolean} whether a text can have these */
+export const fits = ({ length }) => length > 0 && length <= MOST_WORDS;
+
 /**
  * Fields for the reader's words, one for each text; `show` gets the words, or null for those of the page.
  * @type {(texts: Record<string, string>, words: string[][], show: (texts: string[][] | null) => void) =>
@@ -176,9 +186,9 @@ export function ownWords(texts, words, show) {
   const says = element("span.sa-soft", { role: "status" });
   const back = element("button", { type: "reset", hidden: true }, texts["words of the page"]);
   const change = (/** @type {string[][] | null} */ given) => {
-    const fits = !given || given.every(({ length }) => length > 0 && length <= MOST_WORDS);
-    says.textContent = fits ? "" : filled(texts["too many words"], { most: MOST_WORDS });
-    if (!fits) return;
+    const isRight = !given || given.every(fits);
+    says.textContent = isRight ? "" : filled(texts["too many words"], { most: MOST_WORDS });
+    if (!isRight) return;
     back.hidden = !given;
     show(given);
   };
@@ -188,14 +198,7 @@ export function ownWords(texts, words, show) {
       onreset: () => change(null),
       onsubmit: (/** @type {Event} */ event) => {
         event.preventDefault();
-        change(
-          fields.map(({ value }) =>
-            value
-              .split(value.includes(",") ? "," : /\s+/)
-              .map((word) => word.trim())
-              .filter(Boolean),
-          ),
-        );
+        change(fields.map(({ value }) => wordsOf(value)));
       },
     },
     element("b", texts["own words"]),

@@ -4,7 +4,7 @@
  */
 
 import { filled, range, write } from "./compute.js";
-import { element } from "./kit/page.js";
+import { element, phrase } from "./kit/page.js";
 import { OPS, paren } from "./operations.js";
 
 /** @typedef {import("./kit/page.js").Child} Child */
@@ -53,11 +53,6 @@ export class Words {
     return inside.length ? [name, "[", ...inside, "]"] : [name];
   }
 
-  /** @param {Cell} cell its name as a string */
-  plainName(cell, head = true) {
-    return element("span", ...this.name(cell, head)).textContent ?? "";
-  }
-
   /** @param {number} value */
   write(value, digits = this.numbers.precision) {
     return write(value, digits, this.numbers.precision);
@@ -96,7 +91,10 @@ export class Words {
       const t = (which, row, column) => paren(figure(args[which], row, column), true);
       /** @type {Figure} */
       const nameOf = (which, row, column) =>
-        this.plainName({ node: args[which], i: row, j: column }, args[which].where !== node.where);
+        element(
+          "span",
+          ...this.name({ node: args[which], i: row, j: column }, args[which].where !== node.where),
+        ).textContent ?? "";
       formula = op.spell(t, args.map((arg) => arg.now), i, j, node.options, this, nameOf);
       result = guessed ? "?" : figure(node, i, j);
     }
@@ -128,10 +126,11 @@ export class Words {
     if (!most) return this.texts.unmoved;
     const { node, before, value, i, j } = most;
     if (this.numbers.hidden({ node, i, j })) return this.fill("moved", { n });
-    const [start, end] = this.texts["moved most"].split("{name}");
-    const values = { n, before: this.write(before, node.decimals), after: this.write(value, node.digits) };
-    const put = (/** @type {string} */ text) => filled(text, values);
-    const name = end === undefined ? [] : [element("b", ...this.name({ node, i, j })), put(end)];
-    return element("span", put(start), ...name);
+    return element("span", ...phrase(this.texts["moved most"], {
+      n,
+      name: element("b", ...this.name({ node, i, j })),
+      before: this.write(before, node.decimals),
+      after: this.write(value, node.digits),
+    }));
   }
 }

@@ -394,12 +394,12 @@ class Model {
    * @type {{ parameter: string, layer: number, at: number, length: number }[]}
    */
   parameters = [];
-  most = Infinity;
 
   /** @param {Kernel} kernel @param {ModelDescription} description */
   constructor(kernel, description) {
     this.kernel = kernel;
     this.description = description;
+    this.most = kernel.layout.SA_MAX_LENGTH.value; // tokens of a sequence
     this.vocabulary = this.output = this.table = this.positions = 0;
     /** @type {Record<string, unknown>} */ this.head = {};
     try {
@@ -443,7 +443,7 @@ class Model {
     const int8 = table ? int8Of(table) : null,
       SA_WEIGHTS_INT8 = kernel.layout.SA_WEIGHTS_INT8.value;
     this.vocabulary = rows;
-    this.most = positions ? positions.length / d : Infinity;
+    this.most = Math.min(this.most, positions ? positions.length / d : Infinity);
     const norm = (/** @type {string} */ which, /** @type {NormOfModel | null | undefined} */ given) =>
       given
         ? {
@@ -678,6 +678,7 @@ class Model {
               weights: at,
               ids: given ? 0 : kernel.copy(BigInt64Array.from(/** @type {number[]} */ (input), BigInt)),
               rows: given ? kernel.copy(input) : 0,
+              table: given ? 0 : this.table,
               "cache.keys": cache?.keys ?? 0,
               "cache.values": cache?.values ?? 0,
               "cache.capacity": cache?.capacity ?? 0,
@@ -685,16 +686,7 @@ class Model {
             },
             e,
           );
-          if (given) kernel.put("sa_transformer", { table: 0 }, e);
-          const status = kernel.core.transformer(
-            e,
-            Math.min(this.most, kernel.layout.SA_MAX_LENGTH.value),
-            plan,
-            out,
-            saved,
-            0,
-          );
-          kernel.put("sa_transformer", { table: this.table }, e);
+          const status = kernel.core.transformer(e, this.most, plan, out, saved, 0);
           if (saved) kernel.held.push(kernel.view.getUint32(saved, true));
           this.kept = { plan, saved, rows, tokens, given };
           kernel.check(status);
@@ -764,11 +756,7 @@ class Model {
         if (to) kernel.view.setUint32(to, at, true);
         return at;
       });
-      if (given) kernel.put("sa_transformer", { table: 0 }, e);
-      kernel.check(
-        kernel.core.transformer(e, Math.min(this.most, kernel.layout.SA_MAX_LENGTH.value), plan, 0, saved, g),
-      );
-      kernel.put("sa_transformer", { table: this.table }, e);
+      kernel.check(kernel.core.transformer(e, this.most, plan, 0, saved, g));
       const read = (/** @type {number} */ at, /** @type {number} */ n) =>
         at ? kernel.read(new Float32Array(), at, n) : null;
       return {
