@@ -67,14 +67,8 @@ export class FirstScreen {
     this.knobs = element("div.sa-knobs");
     this.dockKnob = element("span.sa-set");
     const panel = element("div.sa-out", this.outHead, this.out.node, this.outText);
-    const [first, second] = this.ribbons.map(({ node }) => node);
-    this.see = element(
-      "div",
-      { className: `sa-see${second ? " sa-two" : ""}` },
-      first,
-      panel,
-      ...(second ? [second] : []),
-    );
+    const [first, ...second] = this.ribbons.map(({ node }) => node);
+    this.see = element(second.length ? "div.sa-see.sa-two" : "div.sa-see", first, panel, ...second);
     this.node = element(
       "section.sa-screen",
       { ariaLabel: this.texts.screen },
@@ -299,8 +293,7 @@ export class FirstScreen {
     if (!node) return element("span");
     const [rows, columns] = node.shape;
     const { labels } = this.view;
-    const label = (/** @type {string} */ list, /** @type {number} */ n) =>
-      list && labels[list] ? labels[list] : range(n).map(String);
+    const label = (/** @type {string} */ list, /** @type {number} */ n) => labels[list] ?? range(n).map(String);
     const options = {
       name: `${this.nameOf(role)}, ${this.view.sideName(side)}`, rows, columns, side, kind: kindOf(role),
       point: (/** @type {Place | null} */ place) => this.explain(side, role, place),
@@ -525,13 +518,12 @@ export class FirstScreen {
       const nodes = this.sides.flatMap((side) => this.nodeOf(side, role) ?? []);
       const size = role === "weights" ? 1 : Math.max(0, ...nodes.map((node) => largest(this.seen(node).data))) || 1;
       for (const side of this.sides) {
-        const node = this.nodeOf(side, role), made = this.heatOf(side, role);
-        if (!node || !made) continue;
-        const own = ["key", "value"].includes(role) && this.ribbons[side].options.crossed ? -1 : row;
-        made.update({
+        const node = this.nodeOf(side, role);
+        if (!node) continue;
+        this.heatOf(side, role)?.update({
           matrix: this.seen(node),
           size,
-          row: own,
+          row: ["key", "value"].includes(role) && this.ribbons[side].options.crossed ? -1 : row,
           colours,
           write: (_, i, j) => this.short(node, i, j),
           moved: (i, j) => this.view.numbers.moved({ node, i, j }),

@@ -29,15 +29,15 @@ export class LanguageModel {
 
   /** @param {Kernel} kernel @param {any} pack @param {(tables: any) => Spelling} spelling */
   constructor(kernel, { name, model, tokenizer, ends = [], most }, spelling) {
-    this.name = /** @type {string} */ (name);
+    /** @type {string} */ this.name = name;
     this.kernel = kernel;
     this.tokenizer = spelling(tokenizer);
-    this.trained = /** @type {any} */ (kernel.transformer(model));
+    /** @type {any} */ this.trained = kernel.transformer(model);
     const { d, layers } = model;
-    this.d = /** @type {number} */ (d);
-    this.layers = /** @type {any[]} */ (layers);
-    this.ends = /** @type {number[]} */ (ends);
-    this.most = /** @type {number} */ (most);
+    /** @type {number} */ this.d = d;
+    /** @type {any[]} */ this.layers = layers;
+    /** @type {number[]} */ this.ends = ends;
+    /** @type {number} */ this.most = most;
     this.heads = this.layers.map(({ heads }) => /** @type {number} */ (heads));
     /** whether the weights lie as they are, so that they can be changed */
     this.open = this.layers.every(({ weights, parameters }) => weights === "float32" && parameters.output);

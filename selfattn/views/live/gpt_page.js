@@ -163,7 +163,7 @@ export class GPTPage extends PackPage {
     this.off.clear();
     this.edits.clear();
     await this.anew();
-    const questions = await this.during(this.worker.ask("questions", { text: data.prompt, captions }));
+    const questions = await this.ask("questions", { text: data.prompt, captions });
     if (!questions) return;
     this.tours = ["tour", "quiz"].map((name) => new Tour({
       stops: questions[name],
@@ -253,7 +253,7 @@ export class GPTPage extends PackPage {
     const turn = ++this.turn;
     delete this.root.dataset.looked;
     if (!this.model && this.pack) return this.load(this.pack, this.name); // its worker has ended
-    const found = await this.during(this.worker.ask("look", this.asked));
+    const found = await this.ask("look", this.asked);
     if (!found) return;
     this.found = found;
     const { tokens, weights, ms, unknown, cut, given } = found, { most } = this.model;
@@ -276,7 +276,7 @@ export class GPTPage extends PackPage {
   async next(how = {}) {
     this.draws(how);
     const { found } = this,
-      next = found && (await this.during(this.worker.ask("next", { ...this.asked, place: found.place })));
+      next = found && (await this.ask("next", { ...this.asked, place: found.place }));
     if (next && found === this.found) this.drawNext(next);
   }
 
@@ -286,20 +286,18 @@ export class GPTPage extends PackPage {
     if (this.writing || !found) return;
     this.writing = this.prompt.readOnly = true;
     this.more.textContent = captions.stop;
-    const done = await this.during(
-      this.worker.ask(
-        "write",
-        { ...asked, most, head: chosen },
-        {
-          progress: ({ id, token, weights = [] }) => {
-            added.push(id);
-            if (added !== this.added) return;
-            found.tokens.push(token);
-            this.row = weights;
-            this.drawText();
-          },
+    const done = await this.ask(
+      "write",
+      { ...asked, most, head: chosen },
+      {
+        progress: ({ id, token, weights = [] }) => {
+          added.push(id);
+          if (added !== this.added) return;
+          found.tokens.push(token);
+          this.row = weights;
+          this.drawText();
         },
-      ),
+      },
     );
     this.writing = this.prompt.readOnly = false;
     this.more.textContent = captions.write;
@@ -396,7 +394,7 @@ export class GPTPage extends PackPage {
   /** What the trained model and the changed one write after the prompt, always with the likeliest token. */
   async compare() {
     this.worker.stop("compare");
-    const found = await this.during(this.worker.ask("compare", this.asked)), { captions } = this;
+    const found = await this.ask("compare", this.asked), { captions } = this;
     if (!found) return;
     const { prompt, parts, differ } = found;
     this.outputs.forEach((output, n) =>
@@ -478,7 +476,7 @@ class WeightEditor {
 
   async show() {
     const { page, matrix } = this,
-      found = await page.during(page.worker.ask("matrix", { ...page.asked, n: matrix.n }));
+      found = await page.ask("matrix", { ...page.asked, n: matrix.n });
     if (!found || matrix !== this.matrix) return;
     this.numbers = found.numbers;
     this.draw();

@@ -41,6 +41,11 @@ export class KernelPage {
     }
   }
 
+  /** @type {KernelWorker["ask"]} what the worker answers; a fault is said, and undefined */
+  ask(...request) {
+    return this.during(this.worker.ask(...request));
+  }
+
   /** A fault is about to be said. */
   failed() {}
 }

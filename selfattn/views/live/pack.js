@@ -51,15 +51,13 @@ export async function readPack(given, file) {
   }
   const size = (/** @type {unknown} */ n) => Number.isInteger(n) && Number(n) >= 0;
   const arrayOf = (/** @type {any} */ { type, shape, at }, /** @type {string} */ name) => {
-    const wanted = name === "values" ? "int8" : "float32", width = wanted === "int8" ? 1 : 4;
-    if (type !== wanted || !Array.isArray(shape) || !shape.every(size) || !size(at) || at % ALIGNED) {
+    const isInt8 = name === "values", Numbers = isInt8 ? Int8Array : Float32Array;
+    if (type !== (isInt8 ? "int8" : "float32") || !Array.isArray(shape) || !shape.every(size) || !size(at) || at % ALIGNED) {
       throw damaged(name);
     }
     const count = shape.reduce((a, b) => a * b, 1), from = first + at;
-    if (!(from + count * width <= bytes.length)) throw cut();
-    return wanted === "int8"
-      ? new Int8Array(bytes.buffer, bytes.byteOffset + from, count)
-      : new Float32Array(bytes.buffer, bytes.byteOffset + from, count);
+    if (!(from + count * Numbers.BYTES_PER_ELEMENT <= bytes.length)) throw cut();
+    return new Numbers(bytes.buffer, bytes.byteOffset + from, count);
   };
   /** @type {(value: any, name?: string) => any} */
   const withArrays = (value, name = "") => {

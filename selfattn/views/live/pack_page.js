@@ -55,7 +55,7 @@ export class PackPage extends KernelPage {
   /** @type {(pack: Packed, name: string) => Promise<void>} run a model, and show it */
   async load(pack, name) {
     this.status.textContent = filled(this.captions["reading model"], { name });
-    const model = await this.during(this.worker.ask("load", { pack, name }));
+    const model = await this.ask("load", { pack, name });
     if (!model) return;
     Object.assign(this, { model, pack, name: model.name || name });
     await this.loaded();
