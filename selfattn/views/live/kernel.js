@@ -264,10 +264,10 @@ export class Kernel {
       if (sinks) give("sinks", this.copy(Float64Array.from(sinks)), 1, 1, SA_F64.value);
       const out = give("out", this.take(heads * L * Dv * size), L, Dv);
       const shown = weights ? give("weights", this.take(heads * L * S * size), L, S) : 0;
-      /** @type {[string, number, number, number][]} name, heads, rows, columns */
-      const wanted = [["dquery", heads, L, E], ["dkey", keyHeads, S, E], ["dvalue", keyHeads, S, Dv]];
-      const gradients = g ? wanted.map(([name, n, rows, columns]) => {
-        const data = this.take(n * rows * columns * size);
+      /** @type {[string, Floats, number, number][]} name, array, rows, columns */
+      const wanted = [["dquery", query, L, E], ["dkey", key, S, E], ["dvalue", value, S, Dv]];
+      const gradients = g ? wanted.map(([name, { byteLength }, rows, columns]) => {
+        const data = this.take(byteLength);
         this.tensor("sa_attention_gradients", g, name, data, rows, columns, dtype);
         return data;
       }) : [];
@@ -280,9 +280,7 @@ export class Kernel {
         }
       }
       this.check(this.core.attention(a, g));
-      const [dQuery, dKey, dValue] = gradients.map((at, n) =>
-        this.read(query, at, wanted[n][1] * wanted[n][2] * wanted[n][3]),
-      );
+      const [dQuery, dKey, dValue] = gradients.map((at, n) => this.read(query, at, wanted[n][1].length));
       return {
         out: this.read(query, out, heads * L * Dv),
         ...(shown && { weights: this.read(query, shown, heads * L * S) }),
