@@ -1,8 +1,5 @@
 """The data of a steps page, and its still picture; in every page hostile text stays text."""
 
-import base64
-import itertools
-import re
 from xml.etree import ElementTree
 
 import numpy as np
@@ -31,7 +28,6 @@ import selfattn as sa
 from selfattn import nn, views
 from selfattn.steps.layers import layer_steps, model_steps
 from selfattn.views.tours import Stop, tour_data
-from selfattn.views.writing import letters
 
 
 @pytest.mark.parametrize("make", [illustrated, everything, additive, model, lambda: (dead_row(), None)])
@@ -41,21 +37,6 @@ def test_every_number_of_every_step_is_in_the_data_to_the_last_bit(make):
     assert expected.keys() <= found.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, name)
-
-
-def test_a_stage_has_its_sentence_formula_numpy_and_terms_and_matrices_their_labels():
-    steps, tokens = bank("river")
-    html = views.steps_page(steps, tokens).html
-    data = data_of(html)
-    stages = "inputs query key value scores scaled_scores masked_scores weights weighted_values output"
-    assert [stage["name"] for stage in data["stages"]] == stages.split()
-    scores = stage_of(html, "scores")
-    assert (scores["heading"], scores["sentence"]) == ("Scores", views.CAPTIONS["scores"])
-    assert (scores["formula"], scores["numpy"]) == ("s_ij = Σ_c q_ic · k_jc", "scores = query @ key.T")
-    assert scores["equations"] == [{"label": "", "sides": [["query", "@", "T:key", "=", "scores"]]}]
-    axes = {node["id"]: (node["rows"], node["columns"]) for node in data["nodes"]}
-    assert (axes["query"], axes["scores"], axes["output"]) == (("t0", ""), ("t0", "k0"), ("t0", ""))
-    assert data["labels"]["t0"] == data["labels"]["k0"] == tokens
 
 
 def run_lines(steps, page):
@@ -102,50 +83,6 @@ def test_sizes_of_zero_and_one(shape):
     found = matrices(views.steps_page(steps, exercise=True).html)
     np.testing.assert_array_equal(found["scores"], np.full((L, S), E))
     np.testing.assert_array_equal(found["output"], np.full((L, Ev), min(S, 1)))
-
-
-def test_captions_and_titles_are_text_whatever_they_hold():
-    steps, tokens = everything()
-    captions = {name: NASTY[n % len(NASTY)] + "\n" for n, name in enumerate(views.CAPTIONS)}
-    page = views.steps_page(steps, tokens, captions=captions, exercise=True)
-    plain = views.steps_page(steps, tokens, exercise=True)
-    for some in (page, views.join_pages([page, page], "".join(NASTY))):
-        for html in (some.html, some.fragment, some.svg):
-            html.encode("utf-8")
-            assert not {"\u2028", "\x00", "\ud800"} & set(html)
-        ElementTree.fromstring(some.svg)
-        assert Reader(some.html).scripts  # and all tags are closed
-    assert tags(Reader(page.html)) == tags(Reader(plain.html))  # no element is added or lost
-    assert "\n" not in page.title
-    assert page.title in "".join(Reader(page.html).text)
-
-
-def test_the_page_fetches_nothing_and_has_no_ids():
-    page = views.steps_page(*illustrated())
-    for tag, attributes in Reader(page.html).elements:
-        assert tag not in ("iframe", "object", "embed") and "id" not in attributes
-        assert attributes.get("src", "data:").startswith("data:")
-        if tag == "link":
-            assert attributes["href"] == "data:,"
-    assert page.html == views.steps_page(*illustrated()).html
-
-
-@pytest.mark.parametrize("lang", ["en", "de"])
-def test_without_scripts_there_are_first_a_sentence_the_picture_and_what_it_shows(lang):
-    page = views.steps_page(*illustrated(), lang=lang)
-    for html in (page.html.partition("<body")[2], page.fragment.partition("</style>")[2]):
-        still = re.search(r"<div class=\"sa-still\"><p>(.*?)</p><p><img [^>]*></p><p>(.*?)</p></div>", html)
-        sentence, about = still.groups()
-        assert (
-            "Trust Notebook" in sentence
-            and {"en": "darker is more", "de": "je dunkler, desto größer"}[lang] in about
-        )
-        before, after = html[: still.start()], html[still.end() :]
-        assert not "".join(Reader(before.partition(">")[2]).text).strip()
-        assert not "".join(Reader(after.partition("</body>")[0].removesuffix("</div>")).text).strip()
-    (picture,) = [attributes for tag, attributes in Reader(page.fragment).elements if tag == "img"]
-    kind, _, data = picture["src"].partition(";base64,")
-    assert kind == "data:image/svg+xml" and base64.b64decode(data).decode() == page.svg
 
 
 def test_sizes_of_pages():
@@ -216,22 +153,6 @@ def test_captions_replace_every_sentence():
     assert not said & {sentence for sentence in views.CAPTIONS.values() if len(sentence) > 12}
 
 
-def test_an_exercise_has_a_blank_in_each_row_of_what_is_computed():
-    data = data_of(views.steps_page(*illustrated(), exercise=True).html)
-    blanks = {node["id"]: node["blanks"] for node in data["nodes"]}
-    assert blanks["scores"] == [1, 0, 2] and blanks["inputs"] is None and blanks["row_sums"] is None
-    assert sum(len(each) for each in blanks.values() if each) > 30
-
-
-def test_two_sentences_share_their_projections():
-    page = views.steps_page(*bank("river"), compare=bank("finance"))
-    found = matrices(page.html)
-    np.testing.assert_array_equal(found["output~1"], bank("finance")[0].output)
-    assert "W_query~1" not in found
-    (equation,) = stage_of(page.html, "output")["equations"]
-    assert equation["sides"][1] == ["weights~1", "@", "value~1", "=", "output~1"]
-
-
 def picture_of(page):
     """The texts of the picture with their places."""
     svg = "{http://www.w3.org/2000/svg}"
@@ -259,29 +180,6 @@ def test_the_picture_names_heads_and_sentences_and_says_what_it_leaves_out():
     assert "Abridged" not in views.steps_page(*river).svg
 
 
-def test_steps_show_themselves_in_a_notebook():
-    for steps, _ in (illustrated(), everything(), model()):
-        html = steps._repr_html_()
-        assert matrices(html)
-        ElementTree.fromstring(steps._repr_svg_())
-        assert "data-alone" not in html.split("<script>")[0].split("</style>")[1]
-
-
-def test_joined_pages_have_the_pictures_of_all_that_have_weights():
-    counts = {"first_principles": 3, "attention_module": 2, "sentence_embeddings": 3}
-    for name, views_with_weights in counts.items():
-        page = views.tutorial_page(name)
-        root = ElementTree.fromstring(page.svg)
-        inner = [e for e in root if e.tag.endswith("svg")]
-        assert len(inner) == views_with_weights
-        places = [(float(e.get("y")), float(e.get("height"))) for e in inner]
-        assert all(y + high <= below for (y, high), (below, _) in itertools.pairwise(places))
-        assert sum(places[-1]) <= float(root.get("height"))
-        headings = [e.text for e in root if e.tag.endswith("text")]
-        assert len(headings) == len(inner)
-        assert set(headings) <= {data_of(view)["texts"]["title"] for view in page.views}
-
-
 def test_joined_pages_keep_tours_and_second_halves():
     pages = [views.tutorial_page(name) for name in ("basics_notebook", "illustrated")]
     joined = views.join_pages(pages, "Two")
@@ -301,16 +199,6 @@ def test_what_can_be_joined():
     for none in ([], None, pages[0], ["a"], [pages[0], pages[1].html]):
         with pytest.raises(TypeError, match="pages must be a list of pages of steps, one at least, not"):
             views.join_pages(none, "both")
-
-
-def test_the_picture_has_room_for_long_tokens():
-    tokens = ["television", "天気天気天気天気", "a" * 40]
-    (texts,) = picture_of(views.steps_page(illustrated()[0], tokens))
-    columns = [(name, x) for name, x, anchor in texts[:3]]
-    assert [name for name, _ in columns] == [tokens[0], tokens[1], "a" * 11 + "…"]
-    for (name, x), (after, y) in itertools.pairwise(columns):
-        assert y - x >= 7 * (letters(name) + letters(after)) / 2  # at 12 pixels a letter is about 7 wide
-    assert all(x >= 7 * letters(name) for name, x, anchor in texts if anchor == "end")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
