@@ -1,5 +1,6 @@
 """How the tests of pages run scripts, find a cell in a browser, read numbers, highlights and sums, edit a number."""
 
+import base64
 import json
 import re
 
@@ -55,6 +56,27 @@ def then(scripts, more):
     modules = re.findall(r"^const (\$\w+) = ", code, re.MULTILINE)
     exports = re.findall(r"^return (\{.*\});\n\}\)\(", code, re.MULTILINE)
     return code + "".join(map("const {1} = {0};\n".format, modules, exports)) + more + "})();"
+
+
+def in_base64(content):
+    return base64.b64encode(content).decode()
+
+
+def compute(browser, kernels, scripts, names, body, given):
+    """Run the body of an async function in a page with these names of scripts; arrays cross in base 64.
+
+    It has `kernel`, `given`, and `bytes` and `text`, which read and write base 64.
+    """
+    page = browser.new_page()
+    page.add_script_tag(content=then(scripts, f"Object.assign(globalThis, {{ Kernel, {names} }});"))
+    begin = """async ([wasm, given]) => {
+        const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+        const text = ({ buffer, byteOffset, byteLength }) => btoa(new Uint8Array(buffer, byteOffset, byteLength)
+            .reduce((all, byte) => all + String.fromCharCode(byte), ""));
+        const kernel = await Kernel.load(bytes(wasm));"""
+    found = page.evaluate(f"{begin}{body}}}", [in_base64(kernels.read_bytes()), given])
+    page.close()
+    return found
 
 
 def cell(page, stage, node, i, j, *, transposed=False):

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from instruction_sets import using
-from page_driver import VISIBLE, bars, in_a_cell, then
+from page_driver import VISIBLE, bars, compute, in_a_cell, in_base64
 
 from selfattn import nn, views
 from selfattn.engine.sampling import probabilities, sampling
@@ -14,18 +14,11 @@ from selfattn.views import live_pages
 from selfattn.views.packs import gpt_pack
 
 wait = pytest.importorskip("playwright.sync_api").expect
-LOGITS = """async ([wasm, packs]) => {
-    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    const text = (array) => btoa([...new Uint8Array(array.buffer, array.byteOffset, array.byteLength)]
-        .map((byte) => String.fromCharCode(byte)).join(""));
-    const kernel = await Kernel.load(bytes(wasm)), found = [];
-    for (const [pack, ids] of packs) {
-        const of = new LanguageModel(kernel, await readPack(bytes(pack), ""), ({ letters }) => lettersOf(letters));
-        const greedy = of.writing(of.trained, ids, 4, { temperature: 0, topP: 1 });
-        found.push([text(of.trained.logits(of.trained.forward(ids).rows, false)), [...greedy].map(({ id }) => id)]);
-    }
-    return found;
-}"""
+LOGITS = """return Promise.all(given.map(async ([pack, ids]) => {
+    const of = new LanguageModel(kernel, await readPack(bytes(pack), ""), ({ letters }) => lettersOf(letters));
+    const greedy = of.writing(of.trained, ids, 4, { temperature: 0, topP: 1 });
+    return [text(of.trained.logits(of.trained.forward(ids).rows, false)), [...greedy].map(({ id }) => id)];
+}));"""
 
 
 @pytest.fixture(autouse=True)
@@ -84,13 +77,10 @@ def test_drawn_models_have_the_bits_of_baseline(browser, kernels):
         ids = rng.integers(0, 7, int(rng.choice([1, 2, 9])))
         with using("baseline"):
             wanted.append((model(ids), model.generate(ids, max_new_tokens=4).tolist()))
-        packs.append([base64.b64encode(gpt_pack(model, "abcdefg")).decode(), ids.tolist()])
-    page = browser.new_page()
+        packs.append([in_base64(gpt_pack(model, "abcdefg")), ids.tolist()])
     scripts = ("live/kernel.js", "live/letters.js", "live/pack.js", "live/gpt_model.js")
-    names = "Kernel, LanguageModel, lettersOf, readPack"
-    page.add_script_tag(content=then(scripts, f"Object.assign(globalThis, {{ {names} }});"))
-    found = page.evaluate(LOGITS, [base64.b64encode(kernels.read_bytes()).decode(), packs])
-    page.close()
+    names = "LanguageModel, lettersOf, readPack"
+    found = compute(browser, kernels, scripts, names, LOGITS, packs)
     for (logits, greedy), (own, answer) in zip(found, wanted, strict=True):
         assert base64.b64decode(logits) == own.tobytes() and greedy == answer
 

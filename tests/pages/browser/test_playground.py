@@ -7,22 +7,17 @@ import re
 import numpy as np
 import pytest
 from instruction_sets import using
-from page_driver import CONTRASTS, then
+from page_driver import CONTRASTS, compute, in_base64
 
 import selfattn as sa
 from selfattn.views.live_pages import LIVE_PAGES, read_kernels
 
 # Runs attention without and with gradients: the results in base 64, or the name of an error.
-COMPUTE = """async ([wasm, calls]) => {
-    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
-    const text = (array) => btoa(
-        new Uint8Array(array.buffer).reduce((all, byte) => all + String.fromCharCode(byte), ""),
-    );
-    const core = await Kernel.load(bytes(wasm));
+COMPUTE = """
     const compute = ({ type, types, ...call }) => {
-        for (const [name, kind] of Object.entries(types)) call[name] = new globalThis[kind](bytes(call[name]));
-        const plain = core.attention({ ...call, seed: BigInt(call.seed), gradOut: null, weights: true });
-        const found = core.attention({ ...call, seed: BigInt(call.seed) });
+        for (const [name, kind] of Object.entries(types)) call[name] = new globalThis[kind](bytes(call[name]).buffer);
+        const plain = kernel.attention({ ...call, seed: BigInt(call.seed), gradOut: null, weights: true });
+        const found = kernel.attention({ ...call, seed: BigInt(call.seed) });
         return [plain.out, plain.weights, found.out, found.dQuery, found.dKey, found.dValue].map(text);
     };
     const zeros = (query, key, value) => ({
@@ -35,21 +30,20 @@ COMPUTE = """async ([wasm, calls]) => {
     ];
     const names = refused.map((call) => {
         try {
-            return core.attention(call).out.length;
+            return kernel.attention(call).out.length;
         } catch (error) {
             return error.name;
         }
     });
     const imports = WebAssembly.Module.imports(new WebAssembly.Module(bytes(wasm)));
-    return [calls.map(compute), names, imports.length, core.text(core.core.built_from())];
-}"""
+    return [given.map(compute), names, imports.length, kernel.text(kernel.core.built_from())];"""
 
 
 def packed(call):
     """Return a call with its arrays in base 64, and their types in JavaScript."""
     names = {"f4": "Float32Array", "f8": "Float64Array", "b1": "Uint8Array"}
     types = {n: names[a.dtype.str[1:]] for n, a in call.items() if isinstance(a, np.ndarray)}
-    return call | {n: base64.b64encode(call[n].tobytes()).decode() for n in types} | {"types": types}
+    return call | {n: in_base64(call[n].tobytes()) for n in types} | {"types": types}
 
 
 def drawn_call(rng):
@@ -86,11 +80,8 @@ def test_attention_in_a_browser_have_the_bits_of_baseline(browser, kernels):
     rng = np.random.default_rng(53)
     with using("baseline"):
         cases = [drawn_call(rng) for _ in range(100)]
-    page = browser.new_page()
-    page.add_script_tag(content=then(["live/kernel.js"], "Object.assign(globalThis, { Kernel });"))
-    wasm = base64.b64encode(kernels.read_bytes()).decode()
-    found, refused, imports, built = page.evaluate(COMPUTE, [wasm, [call for call, _ in cases]])
-    page.close()
+    calls = [call for call, _ in cases]
+    found, refused, imports, built = compute(browser, kernels, ["live/kernel.js"], "", COMPUTE, calls)
     for (call, wanted), got in zip(cases, found, strict=True):
         assert [base64.b64decode(text) for text in got] == [array.tobytes() for array in wanted], call
     assert refused == ["memory", "sizes", "sizes"] and imports == 0

@@ -7,23 +7,28 @@ import re
 import numpy as np
 import pytest
 from instruction_sets import using
-from page_driver import then
+from page_driver import compute, in_base64
 
 from selfattn import nn, optim
 from selfattn.views.live_pages import LIVE_PAGES, read_kernels
 
 wait = pytest.importorskip("playwright.sync_api").expect
 SCRIPTS = ("live/kernel.js", "live/training.js")
-TRAIN = """async ([wasm, settings, arrays, batches, lr]) => {
-    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    const text = (array) => btoa([...new Uint8Array(array.buffer, array.byteOffset, array.byteLength)]
-        .map((byte) => String.fromCharCode(byte)).join(""));
-    const of = (name) => new Float32Array(bytes(arrays[name]).buffer);
-    const trainer = new Trainer(await Kernel.load(bytes(wasm)), settings, of);
+OF = "const [settings, arrays, ...more] = given, of = (name) => new Float32Array(bytes(arrays[name]).buffer);"
+TRAIN = """const trainer = new Trainer(kernel, settings, of), [batches, lr] = more;
     const losses = batches.map((batch) => trainer.train(batch, lr));
-    const after = trainer.parameters.map(({ parameter, layer }, n) => [parameter, layer, text(trainer.arrays[n])]);
-    return [losses, after];
-}"""
+    return [losses, trainer.parameters.map(
+        ({ parameter, layer }, n) => [parameter, layer, text(trainer.arrays[n])])];"""
+LOOK = (
+    "const look = new Trainer(kernel, settings, of).look(...more); return [look.tokens, [...look.weights]];"
+)
+
+
+def trained(browser, kernels, body, alphabet, model, arrays, *more):
+    settings = {"heads": model.num_heads, "layers": len(model.layers), "context": model.max_seq_len}
+    settings |= {"alphabet": list(alphabet), "width": model.d_model, "eps": 1e-5, "activation": "gelu"}
+    arrays = {name: in_base64(array.tobytes()) for name, array in arrays.items()}
+    return compute(browser, kernels, SCRIPTS, "Trainer", OF + body, [settings, arrays, *more])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -34,15 +39,6 @@ def test_steps_of_training_are_those_of_python(browser, kernels, seed):
     vocabulary, context = int(rng.integers(5, 40)), 12
     width, lr = heads * int(rng.choice([4, 8])), 0.01
     batches = rng.integers(0, vocabulary, (3, 2, context + 1))
-    settings = {
-        "alphabet": [str(n) for n in range(vocabulary)],
-        "heads": heads,
-        "layers": layers,
-        "context": context,
-        "width": width,
-        "eps": 1e-5,
-        "activation": "gelu",
-    }
     with using("baseline"):
         model = nn.GPT(
             vocabulary, d_model=width, num_layers=layers, num_heads=heads, max_seq_len=context, rng=seed
@@ -56,12 +52,8 @@ def test_steps_of_training_are_those_of_python(browser, kernels, seed):
             )
             losses.append(float(loss))
             optimizer.step(pullback(loss_pullback(1.0).reshape(logits.shape)))
-    page = browser.new_page()
-    page.add_script_tag(content=then(SCRIPTS, "Object.assign(globalThis, { Kernel, Trainer });"))
-    arrays = {name: base64.b64encode(array.tobytes()).decode() for name, array in start.items()}
-    wasm = base64.b64encode(kernels.read_bytes()).decode()
-    found, after = page.evaluate(TRAIN, [wasm, settings, arrays, batches.tolist(), lr])
-    page.close()
+    alphabet = map(str, range(vocabulary))
+    found, after = trained(browser, kernels, TRAIN, alphabet, model, start, batches.tolist(), lr)
     np.testing.assert_allclose(found, losses, rtol=1e-6)
     state = model.state_dict()
     names = {"positions": "position_embedding.weight", "table": "token_embedding.weight"}
@@ -99,35 +91,14 @@ def test_the_page_trains_until_it_is_paused(visit, kernels):
         wait(page.locator(".sa-means").first).to_have_text("No step yet.")
 
 
-LOOK = """async ([wasm, settings, arrays, sample]) => {
-    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    const of = (name) => new Float32Array(bytes(arrays[name]).buffer);
-    const look = new Trainer(await Kernel.load(bytes(wasm)), settings, of).look(sample);
-    return [look.tokens, [...look.weights]];
-}"""
-
-
 def test_a_look_has_the_weights_of_the_model(browser, kernels):
     alphabet, sample = " abcd", "a cab, a dab"  # the alphabet's first letter is for what it does not know
     model = nn.GPT(5, d_model=12, num_layers=2, num_heads=3, max_seq_len=10, rng=0)
     for array in model.parameters().values():
         array[...] *= 20  # so that weights differ
-    settings = {
-        "alphabet": list(alphabet),
-        "heads": 3,
-        "layers": 2,
-        "context": 10,
-        "width": 12,
-        "eps": 1e-5,
-        "activation": "gelu",
-    }
-    page = browser.new_page()
-    page.add_script_tag(content=then(SCRIPTS, "Object.assign(globalThis, { Kernel, Trainer });"))
-    arrays = {n: base64.b64encode(array.tobytes()).decode() for n, array in model.state_dict().items()}
-    wasm = base64.b64encode(kernels.read_bytes()).decode()
-    tokens, weights = page.evaluate(LOOK, [wasm, settings, arrays, sample.replace(",", "")])
-    page.close()
-    ids = [alphabet.index(letter) for letter in sample.replace(",", "")[:10]]
+    sample = sample.replace(",", "")
+    tokens, weights = trained(browser, kernels, LOOK, alphabet, model, model.state_dict(), sample)
+    ids = [alphabet.index(letter) for letter in sample[:10]]
     expected = np.stack([layer.weights for layer in model.steps(ids).layers])
     assert tokens == [alphabet[n].replace(" ", "␣") for n in ids] and expected[0, :, -1].max() > 0.5
     np.testing.assert_allclose(np.reshape(weights, expected.shape), expected, rtol=1e-4, atol=1e-6)

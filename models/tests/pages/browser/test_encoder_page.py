@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 from instruction_sets import using
-from page_driver import CONTRASTS, then
+from page_driver import CONTRASTS, compute, in_base64
 from pretrained_data import DATA
 from small_tokenizers import word_piece
 
@@ -41,20 +41,13 @@ FAMILIES = {
     "camembert": models.RobertaModel,
 }
 
-COMPUTE = """async ([wasm, drawn]) => {
-    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    const text = (array) => btoa(
-        new Uint8Array(array.buffer, array.byteOffset, array.byteLength)
-            .reduce((all, byte) => all + String.fromCharCode(byte), ""),
-    );
-    const kernel = await Kernel.load(bytes(wasm)), found = [];
-    for (const { pack, reads } of drawn) {
+COMPUTE = """const found = [];
+    for (const { pack, reads } of given) {
         const encoder = await modelOf(bytes(pack), "drawn", "encoder", (pack) => new Encoder(kernel, pack));
         found.push(...reads.map((read) => Object.values(encoder.compute(read, true)).map(text)));
         encoder.model.free();
     }
-    return found;
-}"""
+    return found;"""
 
 
 def drawn_encoder(rng):
@@ -108,11 +101,8 @@ def test_drawn_encoders_have_the_bits_of_baseline(browser, kernels):
                 model.quantize("int8")
             wanted += [computed(model, read) for read in reads]
             pack = packed(model, "drawn", model.dtype)
-            drawn.append({"pack": base64.b64encode(pack).decode(), "reads": reads})
-    page = browser.new_page()
-    page.add_script_tag(content=then(SCRIPTS, "Object.assign(globalThis, { Kernel, Encoder, modelOf });"))
-    found = page.evaluate(COMPUTE, [base64.b64encode(kernels.read_bytes()).decode(), drawn])
-    page.close()
+            drawn.append({"pack": in_base64(pack), "reads": reads})
+    found = compute(browser, kernels, SCRIPTS, "Encoder, modelOf", COMPUTE, drawn)
     different = [
         n
         for n, (pair, own) in enumerate(zip(found, wanted, strict=True))

@@ -7,7 +7,7 @@ import pytest
 from gguf_files import write
 from instruction_sets import using
 from language_folders import save_language_model
-from page_driver import bars, then
+from page_driver import bars, compute, in_base64
 from small_tokenizers import byte_level
 
 import selfattn_models as models
@@ -18,14 +18,8 @@ from selfattn_models.pages.live_pages import LIVE_PAGES
 
 pytest.importorskip("playwright.sync_api")
 SCRIPTS = ("live/kernel.js", "live/pack.js")
-COMPUTE = """async ([wasm, packs]) => {
-    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    const text = (array) => btoa(
-        new Uint8Array(array.buffer, array.byteOffset, array.byteLength)
-            .reduce((all, byte) => all + String.fromCharCode(byte), ""),
-    );
-    const kernel = await Kernel.load(bytes(wasm)), found = [];
-    for (const { pack, ids, more } of packs) {
+COMPUTE = """const found = [];
+    for (const { pack, ids, more } of given) {
         const { model: description } = await readPack(bytes(pack), "drawn");
         const model = kernel.transformer(description), cache = model.cache(ids.length + more), greedy = [];
         const logits = text(model.logits(model.forward(ids).rows, false));
@@ -39,8 +33,7 @@ COMPUTE = """async ([wasm, packs]) => {
         model.free();
         found.push([logits, greedy]);
     }
-    return found;
-}"""
+    return found;"""
 
 
 def drawn_model(rng, path):
@@ -81,11 +74,8 @@ def test_drawn_language_models_have_the_bits_of_baseline(browser, kernels, tmp_p
             model, ids = drawn_model(rng, tmp_path / f"{n}.gguf")
             wanted.append((model.logits(ids), model.generate(ids, 6).tolist()))
             pack = packed(model, "drawn", model.dtype)
-            packs.append({"pack": base64.b64encode(pack).decode(), "ids": ids.tolist(), "more": 6})
-    page = browser.new_page()
-    page.add_script_tag(content=then(SCRIPTS, "Object.assign(globalThis, { Kernel, readPack });"))
-    found = page.evaluate(COMPUTE, [base64.b64encode(kernels.read_bytes()).decode(), packs])
-    page.close()
+            packs.append({"pack": in_base64(pack), "ids": ids.tolist(), "more": 6})
+    found = compute(browser, kernels, SCRIPTS, "readPack", COMPUTE, packs)
     pairs = enumerate(zip(found, wanted, strict=True))
     different = [
         n
