@@ -167,6 +167,13 @@ def matrices(html):
     }
 
 
+def pairs(page):
+    """The matrices of a way back, and their gradients."""
+    data, found = data_of(page.body), matrices(page.body)
+    named = {name: found[pair[0]] for name, pair in data["pairs"].items()}
+    return named | {f"d{name}": found[pair[1]] for name, pair in data["pairs"].items()}
+
+
 def stage_of(html, name):
     """A stage of the first view."""
     return next(stage for stage in data_of(html)["stages"] if stage["name"] == name)
