@@ -265,43 +265,6 @@ def test_rows_without_keys_and_crossed_texts(visit):
     assert caption.inner_text() == "b sees no word: its output is zeros."
 
 
-def test_the_first_screen_of_an_exercise_hides_the_answers(visit):
-    page = visit(views.steps_page(*illustrated(), exercise=True).html)
-    assert "?" in figures(page)
-    assert page.locator(".sa-strip td.sa-tinted", has_text="?").count() > 10
-    assert page.locator(".sa-lines circle").count() == 0
-    left = page.locator(".sa-left")
-    assert left.inner_text().startswith("33 of 33 blanks left.")
-    asked = page.locator(".sa-strip .sa-is-query td.sa-tinted", has_text="?").first
-    asked.click()
-    for guess, said in (
-        ("7", "7 is not right. "),
-        ("0", "Right: 1·0 + 0·0 + 1·0 + 0·1 = 0 32 of 33 blanks left."),
-    ):
-        page.keyboard.type(guess)
-        page.keyboard.press("Enter")
-        assert left.inner_text().startswith(said)
-        page.keyboard.press("Enter")  # opens the field again while the number is hidden
-    page.locator("[data-do='reveal all']").click()
-    assert left.inner_text() == "All blanks are filled."
-    assert "?" not in figures(page)
-    assert page.locator(".sa-strip td.sa-tinted", has_text="?").count() == 0
-
-
-def test_legends_follow_an_edit(visit):
-    page = visit(views.steps_page(*illustrated()).html)
-    legend = page.locator("[data-stage=scores] .sa-legend")
-    assert legend.inner_text().split() == ["Colours", "of", "scores:", "0", "8", "16"]
-    change(page, "inputs", "inputs", 0, 0, "-20")
-    largest = page.locator("[data-stage=scores] table[data-node=scores]").first.evaluate(
-        "t => Math.max(...[...t.querySelectorAll('tbody td')].map(c => Math.abs(Number(c.textContent))))"
-    )
-    assert float(legend.inner_text().split()[-1]) == largest > 16
-    assert float(legend.inner_text().split()[3]) == -largest
-    page.locator("[data-do=reset]").click()
-    assert legend.inner_text().split() == ["Colours", "of", "scores:", "0", "8", "16"]
-
-
 def test_page_4_switches_between_rounded_and_real_weights(visit):
     page = visit(views.tutorial_page("illustrated").html)
     steps = illustrated()[0]
