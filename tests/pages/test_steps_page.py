@@ -86,13 +86,9 @@ def test_sizes_of_zero_and_one(shape):
 
 
 def test_sizes_of_pages():
-    assert len(views.steps_page(*illustrated()).html.encode()) < 200_000
-    assert len(views.steps_page(*bank("river"), compare=bank("finance")).html.encode()) < 200_000
     for name in views.TUTORIAL_PAGES:  # up to five tokens, two sentences and three views
         assert len(views.tutorial_page(name).html.encode()) < 500_000, name
-    page = views.steps_page(*large())
-    assert len(page.html.encode()) < 1_500_000
-    assert stage_of(page.html, "weighted_values")["notes"] == [["abridged queries", {"shown": 8, "all": 64}]]
+    assert len(views.steps_page(*large()).html.encode()) < 1_500_000
 
 
 def test_steps_without_a_page_are_an_error_and_a_notebook_shows_text():
