@@ -52,9 +52,8 @@ export async function readPack(given, file) {
   const size = (/** @type {unknown} */ n) => Number.isInteger(n) && Number(n) >= 0;
   const arrayOf = (/** @type {any} */ { type, shape, at }, /** @type {string} */ name) => {
     const isInt8 = name === "values", Numbers = isInt8 ? Int8Array : Float32Array;
-    if (type !== (isInt8 ? "int8" : "float32") || !Array.isArray(shape) || !shape.every(size) || !size(at) || at % ALIGNED) {
-      throw damaged(name);
-    }
+    const fits = type === (isInt8 ? "int8" : "float32") && Array.isArray(shape) && shape.every(size) && size(at);
+    if (!fits || at % ALIGNED) throw damaged(name);
     const count = shape.reduce((a, b) => a * b, 1), from = first + at;
     if (!(from + count * Numbers.BYTES_PER_ELEMENT <= bytes.length)) throw cut();
     return new Numbers(bytes.buffer, bytes.byteOffset + from, count);
