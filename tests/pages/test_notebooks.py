@@ -1,6 +1,5 @@
 """The notebooks, executed: they compute what the tutorials print, and show what is saved."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -141,20 +140,6 @@ def test_the_classifier_learned_what_not_and_but_mean(executed):
     whole, changed = results["whole"], results["changed"]
     assert whole < -3 and min(changed["not"], changed["lovely"]) > 3
     assert all(abs(changed[word] - whole) < 0.5 for word in ("food", "good", "music"))
-
-
-@pytest.mark.parametrize("name", NAMES[:5])
-def test_a_wrong_number_is_found(executed, name):
-    for step in executed(name)[1]:
-        results = json.loads(json.dumps(executed(name)[1]))
-        inside, at = results[step], 0
-        if isinstance(inside, dict):
-            inside, at = inside["finance"], 0
-        while isinstance(inside[at], list):
-            inside, at = inside[at], -1
-        inside[at] += 0.501 if name[0] == "4" else 0.0011
-        with pytest.raises(AssertionError):
-            compare(name, results)
 
 
 @pytest.mark.parametrize(

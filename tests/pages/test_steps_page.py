@@ -124,17 +124,6 @@ test_errors_quote_the_argument = refusals(
 )
 
 
-def test_every_stage_says_which_heads_are_left_out():
-    rng = np.random.default_rng(6)
-    x, *weights = rng.standard_normal((4, 3, 12, 12))[:, 0]
-    steps = layer_steps(x, *weights, num_heads=6, dropout_p=0.5, rng=1)
-    note = ["abridged heads", {"shown": 4, "all": 6}]
-    for name in list(steps.to_dict())[4:]:
-        assert note in stage_of(views.steps_page(steps).html, name)["notes"], name
-    given = views.steps_page(sa.attention_steps(*rng.standard_normal((3, 6, 2, 2)))).html
-    assert note in stage_of(given, "given")["notes"]
-
-
 def test_captions_replace_every_sentence():
     german = {name: f"«{name}»" for name in views.CAPTIONS} | {"lang": "de"}
     steps, tokens = everything()

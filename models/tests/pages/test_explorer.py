@@ -164,20 +164,6 @@ def test_the_last_given_token_of_causal_attention_is_chosen():
         assert header["texts"][0]["chosen"] == chosen
 
 
-def test_models_and_their_layers():
-    model = nn.EmbeddingModel(
-        WhitespaceTokenizer(["he", "sat", "bank"]), 4, 8, num_layers=2, num_heads=2, max_seq_len=8, rng=0
-    )
-    header, array = stored(views.explorer(model, "he sat bank"))
-    assert header["heads"] == [2, 2]
-    assert header["texts"][0]["queries"] == ["he", "sat", "bank"]
-    steps = model.steps("he sat bank")
-    for layer, block in zip(header["texts"][0]["layers"], steps.blocks, strict=True):
-        np.testing.assert_allclose(weights_of(layer, array), block.weights, rtol=0, atol=0.51 / 65535)
-    means = array(header["texts"][0]["means"]) / 65535
-    np.testing.assert_allclose(means[1], steps.blocks[1].weights.mean(axis=0), rtol=0, atol=0.51 / 65535)
-
-
 def test_attention_from_one_text_to_another():
     rng = np.random.default_rng(3)
     steps = sa.attention_steps(rng.standard_normal((1, 3, 4)), *rng.standard_normal((2, 1, 5, 4)))
@@ -186,21 +172,6 @@ def test_attention_from_one_text_to_another():
     (text,) = header["texts"]
     assert text["crossed"] and text["keys"] == list("vwxyz") and "means" not in text
     assert [header["habits"][0][0]["shares"][n] for n in (0, 4, 5)] == [0.0] * 3  # itself, before, after
-
-
-def test_next_tokens_are_the_likeliest_and_their_sums_those_of_all():
-    rng = np.random.default_rng(4)
-    logits = rng.standard_normal((3, 200)).astype(np.float32) * 3
-    store = heads.Store()
-    found = heads.next_tokens(logits, lambda ids: [f"t{n}" for n in ids], store)
-    packed = b"".join(store.parts)
-    for place in range(3):
-        order = np.argsort(-logits[place])[: heads.LIKELY]
-        assert [found["names"][n] for n in found["tokens"][place]] == [f"t{n}" for n in order]
-    sums = np.frombuffer(packed, "<f4", 18, found["sums"]["at"]).reshape(3, 6)
-    for n, t in enumerate(found["temperatures"]):
-        truth = np.log(np.exp(logits.astype(np.float64) / t).sum(axis=1))
-        np.testing.assert_allclose(sums[:, n], truth, rtol=np.finfo(np.float32).eps)
 
 
 STEPS, ABC, BATCH = steps_of(3), list("abc"), sa.attention_steps(*np.zeros((3, 2, 2, 3, 4)))

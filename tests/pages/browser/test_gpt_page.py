@@ -194,8 +194,6 @@ def test_heads_off_and_weights_changed(opened):
     assert page.locator(".sa-bar .sa-soft").inner_text() == "256 weights changed, 1 head off"
     page.get_by_role("button", name="Reset all").click()
     written(page, 1, trained)
-    page.get_by_role("button", name="light or dark").click()
-    assert page.locator(".sa-gpt").get_attribute("data-theme") == "dark"
 
 
 def test_a_model_of_ones_own(opened, tmp_path):
