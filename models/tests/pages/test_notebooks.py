@@ -41,27 +41,15 @@ def test_each_is_tested():
 
 
 @notebooks
-def test_the_saved_cells_are_those_of_the_source(name):
+def test_cells_links_and_imports(name):
     NOTEBOOKS.assert_saved(name)
-
-
-@notebooks
-def test_nothing_but_selfattn_its_models_and_numpy_is_imported(name):
+    NOTEBOOKS.assert_links(name)
     assert NOTEBOOKS.imported(name) <= {"numpy", "selfattn", "selfattn_models"}
 
 
 @notebooks
-def test_links_lead_to_files(name):
-    NOTEBOOKS.assert_links(name)
-
-
-@notebooks
-def test_the_outputs_are_those_saved(executed, name):
+def test_the_outputs_are_those_saved_and_begin_with_ribbons(executed, name):
     NOTEBOOKS.assert_outputs(name)
-
-
-@notebooks
-def test_a_lesson_begins_with_ribbons_and_has_no_tolerances(executed, name):
     NOTEBOOKS.assert_lesson(name)
 
 
