@@ -174,11 +174,6 @@ def pairs(page):
     return named | {f"d{name}": found[pair[1]] for name, pair in data["pairs"].items()}
 
 
-def stage_of(html, name):
-    """A stage of the first view."""
-    return next(stage for stage in data_of(html)["stages"] if stage["name"] == name)
-
-
 class Reader(HTMLParser):
     """Collects elements and text of a page."""
 

@@ -64,11 +64,8 @@ def assert_lit(page, sources):
         assert set(lit(page, "to")) == {f"{node}[{i},{j}]"}
 
 
-def test_sources_of_every_kind_have_their_colours(small):
+def test_sources_of_every_kind_have_their_colours(small, visit):
     assert_lit(small, LIT)
-
-
-def test_the_sources_of_an_additive_score_are_query_key_and_v(visit):
     page = visit(views.steps_page(*additive()).html)
     assert_lit(page, {("scores", "scores", 1, 2): ({"query[1,*5]"}, {"key[2,*5]"}, {"v[0,*5]"})})
 
