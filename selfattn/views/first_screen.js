@@ -154,12 +154,13 @@ export class FirstScreen {
   /** Pixels that a text's words have, if the picture is alone on a screen: the same until the screen changes. */
   room() {
     const { view, see } = this, { root } = view.lesson, [first] = this.ribbons ?? [];
-    const isAlone = view.alone && root.matches("[data-first]:not([data-paper])") && !root.dataset.opened;
+    const { opened = "" } = root.dataset, isFirst = root.matches("[data-first]:not([data-paper])");
+    const isAlone = view.alone && isFirst && (!opened || opened === "knobs");
     if (!isAlone || !first?.field.clientWidth) return 0;
-    const size = `${innerWidth} ${innerHeight} ${getComputedStyle(first.field).fontSize}`;
+    const size = `${innerWidth} ${innerHeight} ${getComputedStyle(first.field).fontSize} ${opened}`;
     if (this.measured?.size === size) return this.measured.room;
     const top = first.field.getBoundingClientRect().top + scrollY, type = parseFloat(size.split(" ")[2]);
-    const left = FULL * innerHeight - top - CAPTION * type;
+    const left = FULL * innerHeight - top - CAPTION * type - this.knobs.offsetHeight;
     const isWide = getComputedStyle(see).gridTemplateColumns.includes(" "); // what is below one another is not grown
     const room = isWide && left > (HIGH * type) / 16 ? left : 0;
     this.measured = { size, room };

@@ -162,7 +162,11 @@ export class Lesson {
   show(view) {
     if (this.shown === view) return;
     this.shown?.walk.stop();
-    view.build();
+    this.look.replaceChildren(
+      ...phrase(view.texts.look),
+      ...(view.texts["made up"] ? [" ", element("span.sa-made-up", view.texts["made up"])] : []),
+    );
+    view.build(); // its picture fills the screen below the text
     this.shown = view;
     this.views.forEach((each, n) => {
       each.root.toggleAttribute("data-hidden", each !== view);
@@ -173,10 +177,6 @@ export class Lesson {
     for (const { tour } of this.homes) if (tour) tour.node.hidden = tour !== this.tour;
     const { tour } = this, stop = tour?.stops[tour.at];
     this.ask(/** @type {(Stop & LessonStop) | undefined} */ (stop) ?? null, !!tour?.open);
-    this.look.replaceChildren(
-      ...phrase(view.texts.look),
-      ...(view.texts["made up"] ? [" ", element("span.sa-made-up", view.texts["made up"])] : []),
-    );
     view.screen?.draw();
   }
 

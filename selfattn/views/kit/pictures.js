@@ -224,6 +224,7 @@ export class NumberLines {
    * @type {(marks: Mark[], y: number, at: (value: number) => number) => SVGTextElement[]}
    */
   texts(marks, y, at) {
+    if (!marks.length) return [];
     if (marks.length === 2 && marks[0].text === marks[1].text) {
       // equal numbers are written once
       return [
@@ -235,14 +236,15 @@ export class NumberLines {
       ];
     }
     const near = marks.length === 2 && Math.abs(at(marks[0].value) - at(marks[1].value)) < 36;
+    const middle = clamp((at(marks[0].value) + at(marks[marks.length - 1].value)) / 2, LEFT + 17, WIDE - 37);
     return marks.map(({ value, look, text = "" }, n) => {
       const first = near && (value < marks[1 - n].value || (value === marks[1 - n].value && n === 0));
       const anchor = !near ? "middle" : first ? "end" : "start";
       const x = !near
         ? clamp(at(value), LEFT + 2, WIDE - 18)
         : first
-          ? Math.max(at(value) + 1, LEFT + 14)
-          : Math.min(at(value) - 1, WIDE - 34);
+          ? Math.min(at(value) + 1, middle - 3)
+          : Math.max(at(value) - 1, middle + 3);
       return shape("text", { x: x.toFixed(1), y, "text-anchor": anchor, class: `${look}-text` }, text);
     });
   }
