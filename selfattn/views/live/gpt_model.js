@@ -41,8 +41,6 @@ export class LanguageModel {
     this.heads = this.layers.map(({ heads }) => /** @type {number} */ (heads));
     /** whether the weights lie as they are, so that they can be changed */
     this.open = this.layers.every(({ weights, parameters }) => weights === "float32" && parameters.output);
-    this.size = dot(this.trained.parameters.length, (n) => this.trained.parameters[n].length);
-    this.size += model.positions?.length ?? 0;
     this.copyOf = () => kernel.transformer(model);
   }
 
@@ -178,7 +176,7 @@ export function gptJobs(spelling) {
         heads: read.heads,
         most: read.most,
         matrices: read.matrices(),
-        parameters: read.size,
+        parameters: read.trained.size,
       };
     },
     look: ({ text, added, place, how, changes }) => {

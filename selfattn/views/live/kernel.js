@@ -392,6 +392,7 @@ class Model {
    * @type {{ parameter: string, layer: number, at: number, length: number }[]}
    */
   parameters = [];
+  size = 0; // numbers of all parameters, whatever their type
 
   /** @param {Kernel} kernel @param {ModelDescription} description */
   constructor(kernel, description) {
@@ -416,6 +417,7 @@ class Model {
   parameter(what, layer, array, ...shape) {
     if (!array) return 0;
     checkLength(what, array, ...shape);
+    this.size += array.length;
     const at = this.kernel.copy(array);
     this.parameters.push({ parameter: what, layer, at, length: array.length });
     return at;
@@ -428,6 +430,7 @@ class Model {
   panels(what, out, columns, { values, scale }) {
     checkLength(what, values, out, columns);
     checkLength(`${what}.scale`, scale, out, Math.ceil(columns / GROUP));
+    this.size += values.length;
     const { kernel } = this,
       at = kernel.within(() => kernel.core.panels(out, columns, kernel.copy(values), kernel.copy(scale)) >>> 0);
     if (at === 0) throw failure("memory", `there is no memory for ${what}`);
@@ -442,6 +445,7 @@ class Model {
       SA_WEIGHTS_INT8 = kernel.layout.SA_WEIGHTS_INT8.value;
     this.vocabulary = rows;
     this.most = Math.min(this.most, positions ? positions.length / d : Infinity);
+    this.size += (positions?.length ?? 0) + ((output !== "table" && int8?.values.length) || 0); // a head counts its own
     const norm = (/** @type {string} */ which, /** @type {NormOfModel | null | undefined} */ given) =>
       given
         ? {
