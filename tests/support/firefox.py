@@ -13,7 +13,8 @@ FIREFOX = os.environ.get("FIREFOX") or shutil.which("firefox-esr") or shutil.whi
 needed = pytest.mark.skipif(FIREFOX is None, reason="there is no Firefox")
 
 # What a page has drawn: ribbons with a path, maps with a size, the links of the start page.
-DRAWN = """[...document.querySelectorAll(".sa-ribbons path.sa-strong, .sa-thumb canvas, .sa-card, [data-computed]")]
+DRAWN = """[...document.querySelectorAll(
+        ".sa-ribbons path.sa-strong, .sa-thumb canvas, .sa-card, [data-computed], .sa-teacher a")]
     .filter((drawn) =>
     drawn.getAttribute("d")?.length > 20 || drawn.width > 1 || drawn.href || drawn.dataset.computed).length"""
 
