@@ -182,9 +182,12 @@ export class Lesson {
 
   /** @type {(stop: LessonStop | null, open: boolean) => void} hide what answers its question, show what it names */
   ask(stop, open) {
-    const { root, shown } = this, opens = stop?.opens ?? "", named = opens.split(" ");
+    const { root, shown, tour } = this, opens = stop?.opens ?? "", named = opens.split(" ");
+    const next = /** @type {LessonStop | undefined} */ (stop && tour?.stops[tour.at + 1]);
     root.toggleAttribute("data-asking", stop !== null && !open);
-    root.dataset.hide = stop && !open ? stop.hide : "";
+    // The output waits for the next question, if that asks for it.
+    const later = stop?.hide === "weights" && next?.view === stop.view && next.hide === "output" ? "output" : "";
+    root.dataset.hide = open ? later : (stop?.hide ?? "");
     root.dataset.opened = opens;
     for (const stage of shown?.stages ?? []) {
       const isNamed = named.includes(stage.name);
