@@ -7,7 +7,7 @@
 
 import { dot, filled, fixed, largest, Matrix, range } from "./compute.js";
 import { Heat } from "./kit/heat.js";
-import { button, element, listed, phrase, wordOf } from "./kit/page.js";
+import { button, element, listed, phrase, wordAt, wordOf } from "./kit/page.js";
 import { HeatMap, NumberLines, pixelColours } from "./kit/pictures.js";
 import { Ribbons } from "./kit/ribbons.js";
 import { OPS } from "./operations.js";
@@ -469,12 +469,12 @@ export class FirstScreen {
   caption(side, { kind, index }, weights, node) {
     const { texts, view } = this;
     const queries = view.labels[`t${side}`], keys = node ? view.labels[`k${side}`] : queries;
-    const word = wordOf((kind === "to" ? queries : keys)[index] ?? "");
+    const word = wordAt(kind === "to" ? queries : keys, index);
     if (!node) return phrase(texts.alone, { word });
     const crossed = this.ribbons[side].options.crossed;
     if (kind === "from") {
       const parts = range(weights.rows).sort((p, q) => weights.at(q, index) - weights.at(p, index))
-        .map((i) => phrase(texts.taker, { word: wordOf(queries[i]), weight: this.short(node, i, index) }));
+        .map((i) => phrase(texts.taker, { word: wordAt(queries, i), weight: this.short(node, i, index) }));
       return phrase(texts["given to"], { word, parts: listed(parts.slice(0, 2 * MOST_PARTS), texts.and) });
     }
     if (range(weights.columns).every((j) => weights.at(index, j) === 0)) {
@@ -486,7 +486,7 @@ export class FirstScreen {
     const taken = apart.filter((j) => weights.at(index, j) !== 0), others = taken.length ? taken : apart;
     const named = others.slice(0, others.length === MOST_PARTS + 1 ? MOST_PARTS + 1 : MOST_PARTS),
       rest = others.slice(named.length);
-    const parts = named.map((j) => phrase(texts.part, { weight: this.short(node, index, j), word: wordOf(keys[j]) }));
+    const parts = named.map((j) => phrase(texts.part, { weight: this.short(node, index, j), word: wordAt(keys, j) }));
     if (!crossed) parts.unshift(phrase(texts.itself, { weight: this.short(node, index, index) }));
     if (rest.length) {
       parts.push(

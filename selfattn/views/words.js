@@ -4,7 +4,7 @@
  */
 
 import { filled, range, write } from "./compute.js";
-import { element, phrase } from "./kit/page.js";
+import { element, phrase, placeOf } from "./kit/page.js";
 import { OPS, paren } from "./operations.js";
 
 /** @typedef {import("./kit/page.js").Child} Child */
@@ -46,8 +46,7 @@ export class Words {
     for (const [axis, index] of /** @type {const} */ ([["rows", i], ["columns", j]])) {
       if (node[axis] === "one") continue;
       const label = this.labelOf(node, second ?? node, axis, index), all = called && this.labels[node[axis]];
-      const place = all && all.indexOf(label) !== all.lastIndexOf(label) ? ` (${index})` : "";
-      inside.push(inside.length ? ", " : "", element("bdi", label), place);
+      inside.push(inside.length ? ", " : "", element("bdi", label), all ? placeOf(all, index) : "");
     }
     const name = (second ? `${this.texts.difference}: ` : "") + (head ? node.where : "") + (called || node.name);
     return inside.length ? [name, "[", ...inside, "]"] : [name];

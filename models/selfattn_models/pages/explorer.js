@@ -6,7 +6,7 @@ import { Off } from "./explorer_ablation.js";
 import { HeadGrid, NextTokens, TextData, WayMap } from "./explorer_parts.js";
 import { dot, filled, fixed, range } from "../../../selfattn/views/compute.js";
 import {
-  announce, button, element, moveAlong, moveFocus, phrase, placeIn, start, topOf, wordOf,
+  announce, button, element, moveAlong, moveFocus, phrase, placeIn, start, topOf, wordAt, wordOf,
 } from "../../../selfattn/views/kit/page.js";
 import { paint, Picture, pixelColours } from "../../../selfattn/views/kit/pictures.js";
 import { Ribbons } from "../../../selfattn/views/kit/ribbons.js";
@@ -130,12 +130,12 @@ export class ExplorerPage {
 
   /** @type {(side: number, i: number) => HTMLElement} */
   word(side, i) {
-    return wordOf(this.texts[side].stored.queries[i]);
+    return wordAt(this.texts[side].stored.queries, i);
   }
 
   /** @type {(side: number, j: number) => HTMLElement} */
   key(side, j) {
-    return wordOf(this.texts[side].stored.keys[j]);
+    return wordAt(this.texts[side].stored.keys, j);
   }
 
   arrange() {

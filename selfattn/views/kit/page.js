@@ -57,6 +57,12 @@ export function shape(tag, attributes = {}, ...children) {
 /** @param {string} text a token, whose direction of writing is isolated */
 export const wordOf = (text) => element("bdi.sa-word", text);
 
+/** @type {(words: string[], n: number) => string} the place of a word that is there several times, as " (2)" */
+export const placeOf = (words, n) => (words.indexOf(words[n]) === words.lastIndexOf(words[n]) ? "" : ` (${n})`);
+
+/** @type {(words: string[], n: number) => HTMLElement} a word among others */
+export const wordAt = (words, n) => wordOf(`${words[n] ?? ""}${placeOf(words, n)}`);
+
 /**
  * A sentence as nodes: *word* is bold, {name} is replaced by a value, which is text or a node, and plurals by a form.
  * @type {(sentence: string, values?: Record<string, Child | Child[] | number>) => Child[]}

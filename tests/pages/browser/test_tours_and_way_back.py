@@ -333,7 +333,7 @@ def test_an_address_is_a_lesson(visit):
     )
     shown = page.locator(".sa-steps:not([data-hidden])")
     # The second "the".
-    assert shown.locator(".sa-see figcaption").first.inner_text().startswith("the gives weight 0.22")
+    assert shown.locator(".sa-see figcaption").first.inner_text().startswith("the (3) gives weight 0.22")
     for element, address in (
         (shown.locator(".sa-see .sa-to").nth(1), "#view=3&head=1&word=bank"),
         (shown.locator(".sa-knobs .sa-tabs button").first, "#view=3&head=0&word=bank"),
