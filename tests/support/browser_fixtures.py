@@ -4,7 +4,6 @@ Both are optional: ``pip install 'selfattn[docs]'`` brings Playwright, and Chrom
 ``CHROMIUM``, or where ``playwright install chromium`` puts it. Without them these tests are skipped, and say so.
 """
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -32,6 +31,8 @@ def kernels():
     root = Path(__file__).parents[2]
     if not shutil.which("clang-14") or not shutil.which("wasm-ld-14"):
         pytest.skip("live pages need clang-14, lld-14, wasi-libc and libclang-rt-14-dev-wasm32")
+    import fcntl  # Windows has none
+
     make = ["make", "-s", "-j2", "-C", root / "csrc", "wasm-library"]
     with open(root / "csrc/Makefile", "rb") as alone:
         fcntl.flock(alone, fcntl.LOCK_EX)  # each process of the session makes it
