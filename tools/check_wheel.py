@@ -138,7 +138,7 @@ def check_contents(wheel: Path) -> None:
     assert libraries == ({"selfattn/libgomp.so.1"} if "linux" in wheel.name else set()), libraries
     wanted = subprocess.check_output(["git", "ls-files", "selfattn"], cwd=ROOT, text=True).split()
     check_libraries(wheel, extension)
-    missing = {name for name in wanted if not name.endswith(("README.md", "tsconfig.json"))} - files.keys()
+    missing = {name for name in wanted if not name.endswith((".md", "tsconfig.json"))} - files.keys()
     assert not missing, f"the wheel lacks {sorted(missing)}"
     built = re.search(rb"selfattn kernels \d+ of ([\w.]+), commit [\w-]+", wasm)
     if (ROOT / WASM).exists() or shutil.which("wasm-ld-14"):
