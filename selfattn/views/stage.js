@@ -177,7 +177,7 @@ export class Stage {
     if (id) heading.append(" ", element("a", { href: `#${id}`, ariaLabel: `# ${data.heading}` }, "#"));
     this.node = element(
       "section.sa-stage",
-      { id, data: { stage: data.name } },
+      { ...(id && { id }), data: { stage: data.name } },
       heading,
       element("p.sa-sentence", data.sentence),
       this.inside,
