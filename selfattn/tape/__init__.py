@@ -4,6 +4,7 @@ A tutorial's imports change, and its code runs:
 
 >>> import selfattn.tape as torch
 >>> import selfattn.tape.nn as nn
+>>> _ = torch.manual_seed(0)
 >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
 >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
