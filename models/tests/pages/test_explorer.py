@@ -14,6 +14,7 @@ import selfattn_models as models
 from selfattn import nn, views
 from selfattn.steps import Change
 from selfattn.text import WhitespaceTokenizer
+from selfattn.views import live_pages
 from selfattn_models.pages import heads
 
 RNG = np.random.default_rng(0)
@@ -216,9 +217,10 @@ def test_a_page_beyond_the_limit_is_an_error_before_the_work(compare, monkeypatc
         views.explorer(steps_of(40, heads=3), [str(n) for n in range(40)])
 
 
-def test_the_folder_of_a_gpt(tmp_path):
+def test_the_folder_of_a_gpt(tmp_path, kernels, monkeypatch):
     from selfattn_models.gpt2 import as_gpt2, character_tokenizer
 
+    monkeypatch.setattr(live_pages, "KERNELS", kernels)
     own = nn.GPT(5, 8, 2, 2, 16, rng=0, tie_word_embeddings=False)
     tied = nn.GPT(5, 8, 2, 2, 16, rng=0)  # as `selfattn train gpt` makes it
     for model in (own, tied):
