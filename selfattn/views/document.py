@@ -210,7 +210,7 @@ def _add_module(found: dict[str, str], name: str) -> None:
     """Add a file's function to those in ``found``, after those of the files that it imports."""
     if name in found:
         return
-    source, takes, gives = _read(name), [], []
+    source, takes = _read(name), []
     for names, path in _IMPORT.findall(source):
         other = _imported(name, path)
         _add_module(found, other)

@@ -26,6 +26,7 @@ def printed(page):
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     shown = page.locator(".sa-steps:not([data-hidden])")
+    assert not shown.locator(".sa-out").is_visible()  # it would have nothing but its title
     lists = [
         [(side, re.sub(r"^(block \d+, |head \d+: )+", "", line)) for side, line in lines]
         for lines in (shown.locator(f".sa-{part} li").evaluate_all(LINES) for part in ("sheet", "answers"))

@@ -151,6 +151,9 @@ def test_every_stop_asks_hides_and_reveals(visit, name):
         assert page.locator(".sa-lesson .sa-guesses .sa-no").count() == (guess != stop.right)
         assert page.locator(".sa-lesson .sa-tour-say").inner_text() == stop.reveal.replace("*", "")
         assert "Look for this" in page.evaluate(VISIBLE)
+        for later in made.tour[n : n + 1]:
+            if (later.view, later.hide, stop.hide) == (stop.view, "output", "weights"):
+                assert not visible.locator(".sa-out > *").filter(visible=True).count(), later.name
         for words, selector in NAMED.items():
             if words in f"{stop.ask} {stop.reveal}".replace("*", ""):
                 assert visible.locator(selector).first.is_visible(), (stop.name, words)
